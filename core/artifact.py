@@ -1,0 +1,163 @@
+"""Artifact directories: written to a sibling `.partial` directory, renamed when finished.
+
+The order of events of a finish: files are hashed, `manifest.json` is written last into the partial
+directory, an older artifact at the path steps aside, the partial directory is renamed to the path, and
+only then is the older artifact removed. A directory without a manifest is therefore never finished, and
+a kill at any point leaves either the old artifact or the new one at the path.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from bitsmith.core.digest import sha256_file
+from bitsmith.core.errors import Refused, WorkFailed
+from bitsmith.core.manifest import (
+    MANIFEST_NAME,
+    ArtifactKind,
+    Fallback,
+    Manifest,
+    new_manifest_stamp,
+    read_manifest,
+    verify_files,
+)
+
+
+@dataclass(slots=True)
+class PendingArtifact:
+    """An artifact under construction; files go to `partial`, facts are added as they become known."""
+
+    partial: Path
+    details: dict[str, Any] = field(default_factory=dict)
+    fallbacks: list[Fallback] = field(default_factory=list)
+    is_resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactSpec:
+    """What is to be made, known before work begins."""
+
+    path: Path
+    kind: ArtifactKind
+    stage_key: str
+    parents: Mapping[str, str]
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+
+def partial_path(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
+def read_finished(path: Path, kind: ArtifactKind) -> Manifest:
+    """Manifest of a finished artifact of the given kind; Refused otherwise."""
+    manifest = read_manifest(path)
+    if manifest.kind != kind:
+        raise Refused(f"{path} is a {manifest.kind}; a {kind} is needed here.")
+    return manifest
+
+
+def find_finished(path: Path, key: str) -> Manifest | None:
+    """The artifact at `path` if it is finished, intact and has this stage key, else None."""
+    with contextlib.suppress(Refused):
+        manifest = read_manifest(path)
+        if manifest.stage_key == key:
+            verify_files(path, manifest)
+            return manifest
+    return None
+
+
+@contextlib.contextmanager
+def write_artifact(spec: ArtifactSpec, *, keep_partial: bool = False) -> Iterator[PendingArtifact]:
+    """Write an artifact: yields the pending one, finishes it when the block ends without an error.
+
+    keep_partial: leave an existing partial directory for the stage to resume from, and leave it there
+    after an error. Otherwise a stale one is removed first, and removed again after an error.
+    Raises Refused when another process is writing the same path, WorkFailed when the disk is full.
+    """
+    path, partial = spec.path, partial_path(spec.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not (path / MANIFEST_NAME).is_file() and any(path.iterdir()):
+        raise Refused(f"{path} exists and is not an artifact; choose another --out or move it away.")
+    with _locked(path):
+        _restore_displaced(path)
+        is_resumed = keep_partial and partial.is_dir()
+        if partial.exists() and not is_resumed:
+            shutil.rmtree(partial)
+        partial.mkdir(exist_ok=True)
+        pending = PendingArtifact(partial, is_resumed=is_resumed)
+        try:
+            yield pending
+            _finish(spec, pending)
+        except OSError as error:
+            raise WorkFailed(f"Writing {path} failed: {error.strerror or error}.") from error
+        finally:
+            if not keep_partial and partial.exists():
+                shutil.rmtree(partial, ignore_errors=True)
+
+
+def _finish(spec: ArtifactSpec, pending: PendingArtifact) -> None:
+    partial, path = pending.partial, spec.path
+    manifest = Manifest(
+        kind=spec.kind,
+        stage_key=spec.stage_key,
+        parents=dict(spec.parents),
+        config=dict(spec.config),
+        versions=dict(spec.versions),
+        files=hash_files(partial),
+        details=pending.details,
+        fallbacks=tuple(pending.fallbacks),
+        **new_manifest_stamp(),
+    )
+    _write_synced(partial / MANIFEST_NAME, manifest.to_json())
+    displaced = _displaced_path(path)
+    if path.exists():
+        path.rename(displaced)
+    partial.rename(path)
+    shutil.rmtree(displaced, ignore_errors=True)
+
+
+def hash_files(directory: Path) -> dict[str, str]:
+    """Relative POSIX path -> SHA-256 for every file below `directory`, sorted by path."""
+    paths: Sequence[Path] = sorted(p for p in directory.rglob("*") if p.is_file())
+    return {p.relative_to(directory).as_posix(): sha256_file(p) for p in paths}
+
+
+def _displaced_path(path: Path) -> Path:
+    return path.with_name(path.name + ".displaced")
+
+
+def _restore_displaced(path: Path) -> None:
+    """Undo a finish that was killed between its two renames, or clear what it left behind."""
+    displaced = _displaced_path(path)
+    if displaced.exists():
+        if path.exists():
+            shutil.rmtree(displaced)
+        else:
+            displaced.rename(path)
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise Refused(f"Another bitsmith process is writing {path}; wait for it or choose another --out.") from None
+    try:
+        yield
+    finally:
+        lock.release()

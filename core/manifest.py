@@ -1,0 +1,104 @@
+"""`manifest.json`: what an artifact is, what it was made from, and the SHA-256 of every file in it."""
+
+import dataclasses
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from bitsmith.core.digest import canonical_json, content_digest, sha256_bytes, sha256_file
+from bitsmith.core.errors import Refused
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+ArtifactKind = Literal["quantized-checkpoint", "engine", "quality-report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """One thing that was not done as asked: where, what was asked, what was done, why."""
+
+    where: str
+    asked: str
+    done: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything known about a finished artifact.
+
+    parents: role (such as `model`, `checkpoint`, `baseline`) -> content digest.
+    config: the full resolved configuration. versions: tools that affect the result.
+    files: relative path -> SHA-256. details: what the stage wants to say of its result.
+    """
+
+    kind: ArtifactKind
+    stage_key: str
+    parents: Mapping[str, str]
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    files: Mapping[str, str]
+    details: Mapping[str, Any] = field(default_factory=dict)
+    fallbacks: tuple[Fallback, ...] = ()
+    made_at: str = ""
+    made_on: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def content_digest(self) -> str:
+        return content_digest(self.files)
+
+    def to_json(self) -> str:
+        """Pretty JSON whose last field is the SHA-256 of the canonical JSON of all the others."""
+        body = dataclasses.asdict(self) | {"content_digest": self.content_digest}
+        body["manifest_sha256"] = sha256_bytes(canonical_json(body))
+        return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def new_manifest_stamp() -> dict[str, str]:
+    """When and on what machine: the two fields of a manifest that never enter a digest."""
+    machine = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    return {"made_at": datetime.now(UTC).isoformat(timespec="seconds"), "made_on": machine}
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read and check a manifest by its own digest; the files it lists are not read here.
+
+    Raises Refused when it is missing, damaged, or of an unknown schema version.
+    """
+    path = directory / MANIFEST_NAME
+    if not path.is_file():
+        raise Refused(f"{directory} is not a finished artifact: it has no {MANIFEST_NAME}.")
+    try:
+        body = json.loads(path.read_bytes())
+        claimed = body.pop("manifest_sha256")
+        actual = sha256_bytes(canonical_json(body))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise Refused(f"{path} is damaged ({error}). Make the artifact again.") from error
+    if claimed != actual:
+        raise Refused(f"{path} does not match its own SHA-256: it was changed after it was written.")
+    if body.get("schema_version") != SCHEMA_VERSION:
+        raise Refused(
+            f"{path} has schema version {body.get('schema_version')!r}; this release reads {SCHEMA_VERSION}."
+        )
+    body.pop("content_digest")
+    body["fallbacks"] = tuple(Fallback(**entry) for entry in body["fallbacks"])
+    return Manifest(**body)
+
+
+def verify_files(directory: Path, manifest: Manifest) -> None:
+    """Compare every file with the manifest. Raises Refused naming the first file that differs."""
+    for name, expected in sorted(manifest.files.items()):
+        path = directory / name
+        if not path.is_file():
+            raise Refused(f"{directory}: file {name} is missing. Make the artifact again.")
+        if sha256_file(path) != expected:
+            raise Refused(f"{directory}: file {name} does not match its SHA-256 in {MANIFEST_NAME}.")
+    present = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if not p.is_dir()}
+    for name in sorted(present - set(manifest.files) - {MANIFEST_NAME}):
+        raise Refused(f"{directory}: file {name} is not listed in {MANIFEST_NAME}. Remove it.")
