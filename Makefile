@@ -1,0 +1,38 @@
+# Two commands do all the set-up: `make demo` and `make test`. Both share `make install`.
+# PIP_ARGS is passed to pip, for example an extra index that carries CPU builds of torch.
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+STAGES := core quantize compile ops evaluate serve pipeline
+TYPES := build/types/bitsmith
+
+.PHONY: install demo test lint types clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v c++ >/dev/null || { echo "A C++ compiler is needed: install g++ (Debian: apt-get install g++)."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: install
+	$(BIN)/bitsmith run examples/quickstart.yaml
+
+test: lint types
+	$(BIN)/python -m pytest -q
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy needs the folders under the name they are imported by.
+types: install
+	@mkdir -p $(TYPES)
+	@for stage in $(STAGES); do ln -sfn ../../../$$stage $(TYPES)/$$stage; done
+	$(BIN)/mypy
+
+clean:
+	rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis
