@@ -1,0 +1,169 @@
+"""The compressed-tensors `pack-quantized` format: tensor names, dtypes, `quantization_config`.
+
+Names and layout are those that compressed-tensors 0.20 reads and writes, so that transformers, vLLM and
+others load what is written here. Not known here: where weights come from, which files they go to.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bitsmith.core.errors import Refused
+from bitsmith.core.scheme import KVCacheScheme
+from bitsmith.quantize.packing import PACKABLE_BITS, num_words, pack_int32, unpack_int32
+from bitsmith.quantize.weight import QuantizedWeight
+
+PACKED_FORMAT = "pack-quantized"
+_WEIGHT_SUFFIXES = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
+_KV_SUFFIXES = ("self_attn.k_scale", "self_attn.v_scale")
+
+
+def pack_weight(module_name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
+    """State-dict entries of one quantized module. The scale keeps its dtype."""
+    entries = {
+        f"{module_name}.weight_packed": pack_int32(weight.values, weight.num_bits),
+        f"{module_name}.weight_scale": weight.scale.contiguous(),
+        f"{module_name}.weight_shape": torch.tensor(weight.values.shape, dtype=torch.int64),
+    }
+    if weight.zero_point is not None:
+        # Zero points are packed along the output axis: [out, num_groups] -> [words(out), num_groups].
+        packed = pack_int32(weight.zero_point, weight.num_bits, dim=0)
+        entries[f"{module_name}.weight_zero_point"] = packed
+    return entries
+
+
+def is_packed(module_name: str, names: Mapping[str, Any] | Sequence[str]) -> bool:
+    return f"{module_name}.weight_packed" in names
+
+
+def unpack_weight(
+    module_name: str, read: Callable[[str], Tensor], has: Callable[[str], bool], bits: Sequence[int]
+) -> QuantizedWeight:
+    """Inverse of `pack_weight`. bits: the widths that the configuration declares for its groups."""
+    if has(f"{module_name}.weight_g_idx"):
+        raise Refused(
+            f"{module_name} has weight_g_idx (dynamic act-order); only static act-order can be read. "
+            "Quantize the model again with static groups."
+        )
+    packed, scale = read(f"{module_name}.weight_packed"), read(f"{module_name}.weight_scale")
+    num_rows, num_columns = (int(size) for size in read(f"{module_name}.weight_shape"))
+    widths = [width for width in bits if num_words(num_columns, width) == packed.shape[1]]
+    if not widths or packed.shape[0] != num_rows or scale.shape[0] != num_rows or num_columns % scale.shape[1]:
+        raise Refused(
+            f"{module_name}: weight_packed {list(packed.shape)}, weight_scale {list(scale.shape)} and "
+            f"weight_shape [{num_rows}, {num_columns}] do not belong together."
+        )
+    zero_point = None
+    if has(f"{module_name}.weight_zero_point"):
+        packed_zero_point = read(f"{module_name}.weight_zero_point")
+        zero_point = unpack_int32(packed_zero_point, widths[0], num_rows, dim=0)
+    values = unpack_int32(packed, widths[0], num_columns)
+    return QuantizedWeight(values, scale, zero_point, widths[0], num_columns // scale.shape[1])
+
+
+def dense_name(name: str) -> str | None:
+    """State-dict name after dequantization of a stored name; None for one that has no counterpart."""
+    module_name, _, suffix = name.rpartition(".")
+    if suffix == "weight_packed":
+        return f"{module_name}.weight"
+    if suffix in _WEIGHT_SUFFIXES or name.endswith(_KV_SUFFIXES):
+        return None
+    return name
+
+
+def kv_scale_names(prefix: str) -> tuple[str, str]:
+    """Names of a layer's KV-cache scales; prefix: the layer's own name."""
+    key, value = (f"{prefix}.{suffix}" for suffix in _KV_SUFFIXES)
+    return key, value
+
+
+def weight_args(num_bits: int, group_size: int | None, symmetric: bool, act_order: bool) -> dict[str, Any]:
+    """The `weights` entry of a config group. group_size None: one scale for each output channel."""
+    return {
+        "num_bits": num_bits,
+        "type": "int",
+        "symmetric": symmetric,
+        "strategy": "channel" if group_size is None else "group",
+        "group_size": group_size,
+        "dynamic": False,
+        "actorder": "weight" if act_order else None,
+        "observer": "minmax",
+        "observer_kwargs": {},
+        "block_structure": None,
+    }
+
+
+def quantization_config(
+    weights: Mapping[str, Any] | None, ignore: Sequence[str], kv_cache: KVCacheScheme
+) -> dict[str, Any]:
+    """`quantization_config` for config.json. weights None: the weights stay dense."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "dense" if weights is None else PACKED_FORMAT,
+        "quantization_status": "frozen" if weights is None else "compressed",
+        "config_groups": {} if weights is None else {"group_0": group | {"format": PACKED_FORMAT}},
+        "ignore": list(ignore),
+        "kv_cache_scheme": _kv_cache_args() if kv_cache == "fp8" else None,
+        "global_compression_ratio": None,
+    }
+
+
+def _kv_cache_args() -> dict[str, Any]:
+    return {
+        "num_bits": 8,
+        "type": "float",
+        "symmetric": True,
+        "strategy": "tensor",
+        "dynamic": False,
+        "group_size": None,
+        "actorder": None,
+        "observer": "minmax",
+        "observer_kwargs": {},
+        "block_structure": None,
+    }
+
+
+def declared_bits(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Weight widths that a checkpoint's config.json declares; () for a dense one.
+
+    Raises Refused, naming what is not understood, for another method, format or kind of quantization.
+    """
+    quantization = config.get("quantization_config")
+    if quantization is None:
+        return ()
+    method = quantization.get("quant_method")
+    if method != "compressed-tensors":
+        raise Refused(f"The checkpoint is quantized with {method!r}; only 'compressed-tensors' can be read.")
+    groups = quantization.get("config_groups") or {}
+    return tuple(dict.fromkeys(_group_bits(name, group, quantization) for name, group in groups.items()))
+
+
+def _group_bits(name: str, group: Mapping[str, Any], quantization: Mapping[str, Any]) -> int:
+    weights = group.get("weights") or {}
+    format_name = group.get("format") or quantization.get("format")
+    if format_name != PACKED_FORMAT:
+        raise Refused(f"Config group {name} has format {format_name!r}; only {PACKED_FORMAT!r} can be read.")
+    if group.get("input_activations") or group.get("output_activations"):
+        raise Refused(f"Config group {name} quantizes activations; only quantized weights can be read.")
+    if weights.get("type") != "int" or weights.get("num_bits") not in PACKABLE_BITS:
+        raise Refused(
+            f"Config group {name} has {weights.get('type')} weights of {weights.get('num_bits')} bits; "
+            f"integers of {' or '.join(map(str, PACKABLE_BITS))} bits can be read."
+        )
+    return int(weights["num_bits"])
+
+
+def declared_kv_cache(config: Mapping[str, Any]) -> Literal["none", "fp8"]:
+    """KV-cache type that a checkpoint's config.json declares. Raises Refused for one that is not known."""
+    args = (config.get("quantization_config") or {}).get("kv_cache_scheme")
+    if args is None:
+        return "none"
+    if (args.get("type"), args.get("num_bits"), args.get("strategy")) != ("float", 8, "tensor"):
+        raise Refused(
+            f"The checkpoint declares a KV cache of {args.get('type')} {args.get('num_bits')} bits per "
+            f"{args.get('strategy')}; FP8 per tensor can be read."
+        )
+    return "fp8"
