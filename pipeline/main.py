@@ -9,10 +9,11 @@ import json
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from bitsmith.core.errors import EXIT_INTERRUPTED, BitsmithError
 from bitsmith.core.progress import Reporter
+from bitsmith.pipeline.command_result import CommandResult
 
 COMMANDS = {
     "models": "list the named demo models, or fetch one",
@@ -33,17 +34,7 @@ class Command(Protocol):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
-    def run(self, args: argparse.Namespace, reporter: Reporter) -> "CommandResult": ...
-
-
-class CommandResult(Protocol):
-    """What a command leaves: an exit code, and the document that `--json` prints."""
-
-    @property
-    def exit_code(self) -> int: ...
-
-    @property
-    def document(self) -> dict[str, Any]: ...
+    def run(self, args: argparse.Namespace, reporter: Reporter) -> CommandResult: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:

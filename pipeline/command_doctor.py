@@ -1,0 +1,109 @@
+"""`bitsmith doctor`: what this machine can do, and what it lacks."""
+
+import argparse
+import dataclasses
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from bitsmith.core.cache import cache_dir
+from bitsmith.core.progress import Reporter
+from bitsmith.core.versions import TESTED_TORCH
+from bitsmith.pipeline.command_result import CommandResult
+
+Status = Literal["ok", "note", "missing"]
+_ISA_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8")
+_MIN_FREE_BYTES = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `remedy` is empty when there is nothing to do."""
+
+    subject: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    del parser  # the machine is the only argument
+
+
+def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
+    del args
+    findings = [_system(), _processor(), _memory(), _disk(), _compiler(), _torch(), _gpu(), _tensorrt_llm()]
+    for finding in findings:
+        remedy = f"  -> {finding.remedy}" if finding.remedy else ""
+        reporter.say(f"{finding.status:8}{finding.subject:16}{finding.found}{remedy}")
+    return CommandResult({"findings": [dataclasses.asdict(finding) for finding in findings]})
+
+
+def _system() -> Finding:
+    found = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    if (platform.system(), platform.machine()) == ("Linux", "x86_64"):
+        return Finding("system", "ok", found)
+    return Finding("system", "note", found, "the native engine is tested on Linux x86_64 only")
+
+
+def _processor() -> Finding:
+    flags = cpu_flags()
+    present = [flag for flag in _ISA_FLAGS if flag in flags]
+    found = f"{os.cpu_count()} cores; {', '.join(present) or 'no vector extensions that matter here'}"
+    if "avx2" in present:
+        return Finding("processor", "ok", found)
+    return Finding("processor", "note", found, "the native engine falls back to its portable operators: slow")
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction-set flags of the first processor, as the kernel lists them; empty where it does not."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            line = next((line for line in file if line.startswith("flags")), "")
+    except OSError:
+        return frozenset()
+    return frozenset(line.partition(":")[2].split())
+
+
+def _memory() -> Finding:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Finding("memory", "ok", f"{total / 2**30:.1f} GiB")
+
+
+def _disk() -> Finding:
+    cache = cache_dir()
+    existing = next(parent for parent in (cache, *cache.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    found = f"{free / 1e9:.1f} GB free for the cache {cache}"
+    if free >= _MIN_FREE_BYTES:
+        return Finding("disk", "ok", found)
+    return Finding("disk", "note", found, "a demo run needs about 5 GB")
+
+
+def _compiler() -> Finding:
+    for name in ("c++", "g++", "clang++"):
+        if path := shutil.which(name):
+            return Finding("C++ compiler", "ok", path)
+    return Finding("C++ compiler", "missing", "none on PATH", "install g++: `bitsmith compile` needs it")
+
+
+def _torch() -> Finding:
+    found = version("torch")
+    if found.split("+")[0] == TESTED_TORCH:
+        return Finding("torch", "ok", found)
+    return Finding("torch", "note", found, f"untested: this release was tested with torch {TESTED_TORCH}")
+
+
+def _gpu() -> Finding:
+    path = shutil.which("nvidia-smi")
+    return Finding("NVIDIA GPU", "note", path or "none seen; the native engine runs on the processor")
+
+
+def _tensorrt_llm() -> Finding:
+    try:
+        return Finding("tensorrt_llm", "note", version("tensorrt_llm"))
+    except PackageNotFoundError:
+        return Finding("tensorrt_llm", "note", "not installed; it needs an NVIDIA GPU")

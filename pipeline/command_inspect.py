@@ -1,0 +1,54 @@
+"""`bitsmith inspect`: what an artifact is, for a person or a program; with --verify, whether it is intact."""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from bitsmith.core.manifest import Manifest, read_manifest, verify_files
+from bitsmith.core.progress import Reporter
+from bitsmith.pipeline.command_result import CommandResult
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR", type=Path, help="a checkpoint, an engine or a report")
+    parser.add_argument("--verify", action="store_true", help="compare every file with its SHA-256")
+
+
+def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
+    manifest = read_manifest(args.directory)
+    if args.verify:
+        verify_files(args.directory, manifest)
+    size_bytes = sum((args.directory / name).stat().st_size for name in manifest.files)
+    for line in _describe(manifest, args.directory, size_bytes):
+        reporter.say(line)
+    if args.verify:
+        reporter.say(f"verified: {len(manifest.files)} files match their SHA-256")
+    document = dataclasses.asdict(manifest) | {
+        "content_digest": manifest.content_digest,
+        "size_bytes": size_bytes,
+        "verified": args.verify,
+    }
+    return CommandResult(document)
+
+
+def _describe(manifest: Manifest, directory: Path, size_bytes: int) -> list[str]:
+    lines = [
+        f"{directory}: {manifest.kind}, {size_bytes / 1e6:.1f} MB in {len(manifest.files)} files",
+        f"made {manifest.made_at} on {manifest.made_on}",
+        f"content digest {manifest.content_digest}",
+        f"stage key      {manifest.stage_key}",
+    ]
+    lines += [f"parent {role}: {digest}" for role, digest in manifest.parents.items()]
+    lines += [f"{key}: {_compact(value)}" for key, value in manifest.config.items()]
+    lines += [f"version of {tool}: {version}" for tool, version in manifest.versions.items()]
+    lines += [
+        f"not as asked: {fallback.where}: asked {fallback.asked}, did {fallback.done} ({fallback.reason})"
+        for fallback in manifest.fallbacks
+    ]
+    return lines
+
+
+def _compact(value: object, limit: int = 200) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= limit else f"{text[:limit]}… (--json shows all)"
