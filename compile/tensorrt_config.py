@@ -100,7 +100,10 @@ def _check_sizes(model: EngineModel, body: Body) -> Iterator[Finding]:
     if world_size != tp_size * pp_size * cp_size:
         text = f"world_size {world_size} is not tp_size {tp_size} × pp_size {pp_size} × cp_size {cp_size}; fix it."
         yield refuse("mapping", "config.json: mapping", text)
-    for key, value in (("num_attention_heads", model.num_heads), ("intermediate_size", model.intermediate_size)):
+    for key, value in (
+        ("num_attention_heads", model.num_heads),
+        ("intermediate_size", model.intermediate_size),
+    ):
         if value % tp_size:
             text = f"{value} does not divide by tp_size {tp_size}; export with another tensor-parallel size."
             yield refuse("sizes", f"config.json: {key}", text)
@@ -112,7 +115,9 @@ def _check_sizes(model: EngineModel, body: Body) -> Iterator[Finding]:
         text = f"{model.num_layers} layers do not divide by pp_size {pp_size}; export with another one."
         yield refuse("sizes", "config.json: num_hidden_layers", text)
     if model.num_heads % num_kv_heads:
-        text = f"{num_kv_heads} does not divide num_attention_heads {model.num_heads}; take it from the model."
+        text = (
+            f"{num_kv_heads} does not divide num_attention_heads {model.num_heads}; take it from the model."
+        )
         yield refuse("sizes", "config.json: num_key_value_heads", text)
 
 

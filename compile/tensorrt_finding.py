@@ -87,7 +87,9 @@ def collapse(findings: Iterable[Finding], limit: int = 4) -> list[Finding]:
     for (severity, code), group in by_code.items():
         kept.extend(group[:limit])
         if len(group) > limit:
-            kept.append(Finding(severity, code, _common_place(group), f"and {len(group) - limit} more like these."))
+            kept.append(
+                Finding(severity, code, _common_place(group), f"and {len(group) - limit} more like these.")
+            )
     return kept
 
 

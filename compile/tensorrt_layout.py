@@ -91,9 +91,7 @@ def embedding_spec(model: EngineModel) -> TensorSpec:
 
 def _layer_tensors(model: EngineModel, layer: int, index: int, release: Release) -> Specs:
     """layer: index in the whole model (decides quantization); index: in this rank (decides the name)."""
-    specs = {
-        module_name(index, f"{norm}.weight"): _spec(model.dtype, size) for norm, size in model.norms()
-    }
+    specs = {module_name(index, f"{norm}.weight"): _spec(model.dtype, size) for norm, size in model.norms()}
     for linear in model.linears():
         prefix = module_name(index, linear.name)
         algo = module_algo(model, layer, linear.name, release)

@@ -1,0 +1,70 @@
+"""One safetensors file: its header without its data, and its tensors one at a time.
+
+Unlike a model directory's reader it takes any file, damaged ones included, and says what is wrong with it.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from bitsmith.core.errors import Refused
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+_DTYPES = {
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I8": "int8",
+    "U8": "uint8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "BOOL": "bool",
+}
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """header: name -> (dtype as torch names it, shape)."""
+
+    path: Path
+    header: dict[str, tuple[str, tuple[int, ...]]]
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor, memory-mapped where the format allows."""
+        with safe_open(self.path, framework="pt") as file:
+            value: Tensor = file.get_tensor(name)
+        return value
+
+
+def open_tensor_file(path: Path) -> TensorFile:
+    """Read the header. Raises Refused naming the file when it is not a whole safetensors file."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= _MAX_HEADER_BYTES:
+                raise Refused(f"{path} is not a safetensors file.")
+            body = json.loads(file.read(length))
+        with safe_open(path, framework="pt") as checked:  # verifies offsets and the file's size
+            names = set(checked.keys())
+    except (OSError, ValueError, SafetensorError) as error:
+        raise Refused(f"{path} is not a whole safetensors file ({error}); copy or make it again.") from error
+    header = {
+        name: (_DTYPES.get(entry["dtype"], entry["dtype"]), tuple(entry["shape"]))
+        for name, entry in body.items()
+        if name in names
+    }
+    return TensorFile(path, header)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """`bfloat16` -> torch.bfloat16."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype), name
+    return dtype
