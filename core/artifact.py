@@ -9,7 +9,7 @@ a kill at any point leaves either the old artifact or the new one at the path.
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,10 @@ def _finish(spec: ArtifactSpec, pending: PendingArtifact) -> None:
     shutil.rmtree(displaced, ignore_errors=True)
 
 
-def hash_files(directory: Path) -> dict[str, str]:
+def hash_files(directory: Path, *, hash_file: Callable[[Path], str] = sha256_file) -> dict[str, str]:
     """Relative POSIX path -> SHA-256 for every file below `directory`, sorted by path."""
     paths: Sequence[Path] = sorted(p for p in directory.rglob("*") if p.is_file())
-    return {p.relative_to(directory).as_posix(): sha256_file(p) for p in paths}
+    return {p.relative_to(directory).as_posix(): hash_file(p) for p in paths}
 
 
 def _displaced_path(path: Path) -> Path:

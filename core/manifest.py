@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from bitsmith.core.digest import canonical_json, content_digest, sha256_bytes, sha256_file
 from bitsmith.core.errors import Refused
+from bitsmith.core.model_files import resolve_inside
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -91,14 +92,18 @@ def read_manifest(directory: Path) -> Manifest:
     return Manifest(**body)
 
 
-def verify_files(directory: Path, manifest: Manifest) -> None:
+def verify_files(
+    directory: Path, manifest: Manifest, *, hash_file: Callable[[Path], str] = sha256_file
+) -> None:
     """Compare every file with the manifest. Raises Refused naming the first file that differs."""
     for name, expected in sorted(manifest.files.items()):
-        path = directory / name
+        path = resolve_inside(directory, name)
         if not path.is_file():
             raise Refused(f"{directory}: file {name} is missing. Make the artifact again.")
-        if sha256_file(path) != expected:
+        if hash_file(path) != expected:
             raise Refused(f"{directory}: file {name} does not match its SHA-256 in {MANIFEST_NAME}.")
-    present = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if not p.is_dir()}
+    # A link to a directory is not walked into, so it counts as a file here and must be listed.
+    found = (p for p in directory.rglob("*") if p.is_symlink() or not p.is_dir())
+    present = {p.relative_to(directory).as_posix() for p in found}
     for name in sorted(present - set(manifest.files) - {MANIFEST_NAME}):
         raise Refused(f"{directory}: file {name} is not listed in {MANIFEST_NAME}. Remove it.")

@@ -1,0 +1,204 @@
+"""From a checkpoint's weights to the decoder's packed tensors, one module at a time.
+
+Rows of q, k, v (and of gate, up) become one product when they are stored alike: fewer, larger products
+read the same activations once. Not known here: how a layout looks inside (`ops.packing` does).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bitsmith.compile.decoder import rotary_tensors
+from bitsmith.compile.decoder_config import DecoderConfig
+from bitsmith.compile.decoder_plan import Activations, LinearSpec
+from bitsmith.core.errors import Refused
+from bitsmith.ops.packing import pack_dense, pack_quantized
+from bitsmith.quantize.weight import QuantizedWeight
+from bitsmith.quantize.weight_source import WeightSource
+
+Weight = QuantizedWeight | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedModule:
+    """What one module of the decoder needs: tensors by name, and for a linear module its products."""
+
+    name: str
+    tensors: dict[str, Tensor]
+    specs: tuple[LinearSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _LinearNames:
+    """A joined linear module of the decoder, the checkpoint's modules behind it, and whether they have biases."""
+
+    name: str
+    sources: tuple[str, ...]
+    has_bias: bool
+
+
+def num_modules(config: DecoderConfig) -> int:
+    """How many PackedModules `pack_modules` yields."""
+    return 3 + config.num_layers * 5
+
+
+def pack_modules(
+    source: WeightSource, config: DecoderConfig, activations: Activations
+) -> Iterator[PackedModule]:
+    """Every module of the decoder in the order in which a step reads it."""
+    embedding = _dense(source.tensor("model.embed_tokens.weight"), activations)
+    yield PackedModule("embedding", {"embedding": embedding})
+    for layer_index in range(config.num_layers):
+        yield _pack_norms(source, config, layer_index)
+        for linear in _layer_linears(config, layer_index):
+            yield _pack_linear(source, linear, activations)
+    head = "model.embed_tokens" if config.is_tied and "lm_head.weight" not in source else "lm_head"
+    yield _pack_linear(source, _LinearNames("head", (head,), False), activations)
+    final_norm = _norm_weight(source, config, "model.norm.weight")
+    yield PackedModule("final", {"final_norm.weight": final_norm} | rotary_tensors(config))
+
+
+def expected_names(config: DecoderConfig) -> set[str]:
+    """State-dict names that a checkpoint of this configuration has; a tied head may be left out."""
+    names = {"model.embed_tokens.weight", "model.norm.weight"}
+    if not config.is_tied:
+        names.add("lm_head.weight")
+    for layer_index in range(config.num_layers):
+        names |= {f"model.layers.{layer_index}.{stored}.weight" for stored in _norm_names(config).values()}
+        for linear in _layer_linears(config, layer_index):
+            names |= {f"{module}.weight" for module in linear.sources}
+            if linear.has_bias:
+                names |= {f"{module}.bias" for module in linear.sources}
+    return names
+
+
+def check_names(source: WeightSource, config: DecoderConfig) -> None:
+    """Refuse a checkpoint that lacks a weight, or holds one that this decoder would not use."""
+    expected, present = expected_names(config), set(source.names)
+    missing = sorted(expected - present)
+    if missing:
+        raise Refused(f"{source.path}: {len(missing)} weights are missing, the first is {missing[0]}.")
+    unused = sorted(
+        name
+        for name in present - expected
+        if not name.endswith("rotary_emb.inv_freq") and not (config.is_tied and name == "lm_head.weight")
+    )
+    if unused:
+        raise Refused(
+            f"{source.path}: {len(unused)} weights have no place in a {config.model_type} decoder, "
+            f"the first is {unused[0]}."
+        )
+
+
+def _layer_linears(config: DecoderConfig, layer_index: int) -> tuple[_LinearNames, ...]:
+    attention, mlp = (f"model.layers.{layer_index}.{part}" for part in ("self_attn", "mlp"))
+    qkv = ("qkv_proj",) if config.is_fused else ("q_proj", "k_proj", "v_proj")
+    gate_up = ("gate_up_proj",) if config.is_fused else ("gate_proj", "up_proj")
+    name = f"layers.{layer_index}"
+    return (
+        _LinearNames(f"{name}.qkv", tuple(f"{attention}.{part}" for part in qkv), config.qkv_bias),
+        _LinearNames(f"{name}.output", (f"{attention}.o_proj",), config.output_bias),
+        _LinearNames(f"{name}.gate_up", tuple(f"{mlp}.{part}" for part in gate_up), config.mlp_bias),
+        _LinearNames(f"{name}.down", (f"{mlp}.down_proj",), config.mlp_bias),
+    )
+
+
+def _norm_names(config: DecoderConfig) -> dict[str, str]:
+    """Norm in the decoder -> norm in the checkpoint. Gemma gives Llama's names other places."""
+    names = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    if config.post_norms:
+        names |= {
+            "attention_post_norm": "post_attention_layernorm",
+            "mlp_norm": "pre_feedforward_layernorm",
+            "mlp_post_norm": "post_feedforward_layernorm",
+        }
+    if config.qk_norm:
+        names |= {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+    return names
+
+
+def _pack_norms(source: WeightSource, config: DecoderConfig, layer_index: int) -> PackedModule:
+    name, stored_name = f"layers.{layer_index}", f"model.layers.{layer_index}"
+    tensors = {
+        f"{name}.{part}.weight": _norm_weight(source, config, f"{stored_name}.{stored}.weight")
+        for part, stored in _norm_names(config).items()
+    }
+    return PackedModule(f"{name}.norms", tensors)
+
+
+def _norm_weight(source: WeightSource, config: DecoderConfig, name: str) -> Tensor:
+    weight = source.tensor(name).float()
+    return weight + 1.0 if config.norm_plus_one else weight
+
+
+def _pack_linear(source: WeightSource, names: _LinearNames, activations: Activations) -> PackedModule:
+    weights = [source.linear(module) for module in names.sources]
+    biases = [source.tensor(f"{module}.bias").float() for module in names.sources if names.has_bias]
+    fused = _fuse_rows(weights)
+    if fused is not None:
+        weights, biases = [fused], [torch.cat(biases)] if biases else []
+    tensors: dict[str, Tensor] = {}
+    specs = []
+    for index, weight in enumerate(weights):
+        part = f"{names.name}.{index}"
+        specs.append(_pack_part(part, weight, activations, names.has_bias, tensors))
+        if names.has_bias:
+            tensors[f"{part}.bias"] = biases[index]
+    return PackedModule(names.name, tensors, tuple(specs))
+
+
+def _pack_part(
+    part: str, weight: Weight, activations: Activations, has_bias: bool, tensors: dict[str, Tensor]
+) -> LinearSpec:
+    """Pack one product's weight into `tensors`; returns its shape and arithmetic."""
+    if isinstance(weight, QuantizedWeight):
+        packed = pack_quantized(
+            weight.values, weight.scale, weight.zero_point, weight.group_size, weight.num_bits
+        )
+        tensors[f"{part}.weight"], tensors[f"{part}.scale"] = packed.weight, packed.scale
+        if packed.zero_point is not None:
+            tensors[f"{part}.zero_point"] = packed.zero_point
+        return LinearSpec(
+            weight.in_features,
+            weight.out_features,
+            weight.num_bits,
+            weight.group_size,
+            activations,
+            has_bias,
+            packed.zero_point is not None,
+        )
+    dense = _dense(weight, activations)
+    tensors[f"{part}.weight"] = pack_dense(dense).weight
+    # Dense weights have no integer form: where the quantized ones take int8 activations, these take bf16.
+    arithmetic: Activations = "bf16" if activations == "int8" else activations
+    num_rows, num_columns = dense.shape
+    return LinearSpec(num_columns, num_rows, dense.dtype.itemsize * 8, 0, arithmetic, has_bias, False)
+
+
+def _dense(tensor: Tensor, activations: Activations) -> Tensor:
+    """bf16 as it is; other types in fp32 for fp32 arithmetic, else rounded to bf16."""
+    keeps_type = tensor.dtype == torch.bfloat16
+    return tensor if keeps_type else tensor.to(torch.float32 if activations == "fp32" else torch.bfloat16)
+
+
+def _fuse_rows(weights: Sequence[Weight]) -> Weight | None:
+    """One weight of all rows, or None where the parts are not stored alike."""
+    if len(weights) == 1:
+        return weights[0]
+    if all(isinstance(weight, Tensor) for weight in weights):
+        dense = [weight for weight in weights if isinstance(weight, Tensor)]
+        return torch.cat(dense) if len({weight.dtype for weight in dense}) == 1 else None
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    kinds = {(weight.num_bits, weight.group_size, weight.is_symmetric) for weight in quantized}
+    if len(quantized) != len(weights) or len(kinds) != 1:
+        return None
+    zero_points = [weight.zero_point for weight in quantized if weight.zero_point is not None]
+    return QuantizedWeight(
+        torch.cat([weight.values for weight in quantized]),
+        torch.cat([weight.scale for weight in quantized]),
+        torch.cat(zero_points) if zero_points else None,
+        quantized[0].num_bits,
+        quantized[0].group_size,
+    )
