@@ -1,0 +1,64 @@
+// Activations as the quantized kernels want them: copied and rounded, or int8 with a scale for each token
+// and group (scale = largest magnitude / 127; a group of zeros has scale 0).
+#pragma once
+
+#include "kernels.h"
+#include "rounding.h"
+
+namespace bitsmith {
+
+// Largest magnitude; NaN when a value is NaN or infinite, so that the results are too.
+template <class V>
+inline float largest_magnitude(const float* x, int64_t count) {
+  V largest = V::set(0.0f), poison = V::set(0.0f);
+  for (int64_t k = 0; k < count; k += 8) {
+    const V value = V::load(x + k);
+    largest = V::max(value.abs(), largest);
+    poison = V::fma(value, V::set(0.0f), poison);
+  }
+  return max_lanes(largest) + sum_lanes(poison);
+}
+
+// A group of one token to int8, in the order that the kernel of this weight width reads.
+template <class V>
+inline void quantize_group(const QuantizedLinear& p, const float* from, int64_t at, int64_t of_group) {
+  const float largest = largest_magnitude<V>(from, p.group_size);
+  const V factor = V::set(largest > 0.0f ? 127.0f / largest : 0.0f);
+  int32_t sum = 0;
+  for (int64_t k = 0; k < p.group_size; k += 8) {
+    float value[8];
+    const V scaled = (V::load(from + k) * factor).round();
+    V::max(V::min(scaled, V::set(127.0f)), V::set(-127.0f)).store(value);
+    int32_t q[8];
+    for (int i = 0; i < 8; ++i) sum += q[i] = static_cast<int32_t>(value[i]);
+    if (p.num_bits == 4) {
+      for (int i = 0; i < 8; ++i) p.activations.x_int8[at + k + i] = static_cast<int8_t>(q[i]);
+    } else {
+      for (int i = 0; i < 8; ++i) {
+        const int place = (i & ~3) + (i % 2) * 2 + i % 4 / 2;
+        p.activations.x_int16[at + k + place] = static_cast<int16_t>(q[i]);
+      }
+    }
+  }
+  p.activations.scale[of_group] = largest / 127.0f;
+  p.activations.sum[of_group] = sum;
+}
+
+template <class V>
+void arrange_quantized(const QuantizedLinear& p, const float* source, int64_t stride, bool round_bf16,
+                       int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    const float* from = source + t * stride;
+    if (p.is_int8) {
+      for (int64_t g = 0; g < p.num_groups; ++g) {
+        const int64_t k = g * p.group_size;
+        quantize_group<V>(p, from + k, t * p.in_features + k, t * p.num_groups + g);
+      }
+      continue;
+    }
+    float* to = p.activations.x + t * p.in_features;
+    for (int64_t k = 0; k < p.in_features; ++k) to[k] = round_bf16 ? round_to_bf16(from[k]) : from[k];
+  }
+}
+
+}  // namespace bitsmith

@@ -1,0 +1,22 @@
+// The AVX2 form of every kernel.
+#include "activations.h"
+#include "kv_cache.h"
+#include "linear_dense.h"
+#include "linear_quantized.h"
+#include "paged_attention.h"
+
+namespace bitsmith {
+
+const Kernels* avx2_kernels() {
+#ifdef BITSMITH_HAS_AVX2
+  using V = Avx2Vector8;
+  static const Kernels kernels = {"avx2",  arrange_dense<V>,  linear_dense<V>,      arrange_quantized<V>,
+                                  linear_quantized<V>, write_cache, attend<V>, attend_segment<V>,
+                                  merge_segments<V>};
+  return &kernels;
+#else
+  return nullptr;
+#endif
+}
+
+}  // namespace bitsmith

@@ -1,0 +1,18 @@
+// The plain C++ form of every kernel.
+#include "activations.h"
+#include "kv_cache.h"
+#include "linear_dense.h"
+#include "linear_quantized.h"
+#include "paged_attention.h"
+
+namespace bitsmith {
+
+const Kernels* portable_kernels() {
+  using V = PortableVector8;
+  static const Kernels kernels = {"portable",  arrange_dense<V>,  linear_dense<V>,      arrange_quantized<V>,
+                                  linear_quantized<V>, write_cache, attend<V>, attend_segment<V>,
+                                  merge_segments<V>};
+  return &kernels;
+}
+
+}  // namespace bitsmith

@@ -1,0 +1,32 @@
+// Rounding to the narrow floating-point types that caches and activations are stored in.
+// Branch-free, so that a compiler vectorises the loops around them.
+#pragma once
+
+#include "vector8.h"
+
+namespace bitsmith {
+
+// To nearest, ties to even; NaN stays NaN.
+inline uint16_t to_bf16(float value) {
+  const uint32_t bits = float_to_bits(value);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
+}
+
+inline float round_to_bf16(float value) { return bits_to_float(static_cast<uint32_t>(to_bf16(value)) << 16); }
+
+// To nearest, ties to even, saturating: magnitudes above 448, infinity and NaN become 448, so that no byte
+// written is a NaN.
+inline uint8_t to_e4m3(float value) {
+  const uint32_t bits = float_to_bits(value);
+  uint32_t magnitude = bits & 0x7fffffffu;
+  magnitude = magnitude < 0x43e00000u ? magnitude : 0x43e00000u;  // 448
+  // Normal: keep 3 bits of mantissa, exponent bias 127 -> 7.
+  const uint32_t normal = ((magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20) - (120u << 3);
+  // Below 2^-6: multiples of 2^-9, rounded by adding a number whose last place is 2^-9.
+  const uint32_t subnormal = float_to_bits(bits_to_float(magnitude) + 16384.0f) - float_to_bits(16384.0f);
+  const uint32_t code = magnitude < 0x3c800000u ? subnormal : normal;
+  return static_cast<uint8_t>(((bits >> 24) & 0x80u) | code);
+}
+
+}  // namespace bitsmith
