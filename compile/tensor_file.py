@@ -6,6 +6,7 @@ Unlike a model directory's reader it takes any file, damaged ones included, and 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from bitsmith.core.errors import Refused
@@ -31,15 +32,15 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """header: name -> (dtype as torch names it, shape)."""
+    """header: name -> (dtype as torch names it, shape). handle: the open, memory-mapped file."""
 
     path: Path
     header: dict[str, tuple[str, tuple[int, ...]]]
+    handle: Any
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor, memory-mapped where the format allows."""
-        with safe_open(self.path, framework="pt") as file:
-            value: Tensor = file.get_tensor(name)
+        """The tensor; its memory is the file's as long as nothing writes to it."""
+        value: Tensor = self.handle.get_tensor(name)
         return value
 
 
@@ -51,8 +52,8 @@ def open_tensor_file(path: Path) -> TensorFile:
             if not 0 < length <= _MAX_HEADER_BYTES:
                 raise Refused(f"{path} is not a safetensors file.")
             body = json.loads(file.read(length))
-        with safe_open(path, framework="pt") as checked:  # verifies offsets and the file's size
-            names = set(checked.keys())
+        handle: Any = safe_open(path, framework="pt")  # verifies offsets and the file's size
+        names = set(handle.keys())
     except (OSError, ValueError, SafetensorError) as error:
         raise Refused(f"{path} is not a whole safetensors file ({error}); copy or make it again.") from error
     header = {
@@ -60,7 +61,7 @@ def open_tensor_file(path: Path) -> TensorFile:
         for name, entry in body.items()
         if name in names
     }
-    return TensorFile(path, header)
+    return TensorFile(path, header, handle)
 
 
 def torch_dtype(name: str) -> torch.dtype:

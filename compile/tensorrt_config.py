@@ -98,7 +98,7 @@ def _check_sizes(model: EngineModel, body: Body) -> Iterator[Finding]:
     tp_size, pp_size = model.tp_size, model.pp_size
     world_size, cp_size = mapping.get("world_size", 1), mapping.get("cp_size", 1)
     if world_size != tp_size * pp_size * cp_size:
-        text = f"world_size {world_size} is not tp_size {tp_size} × pp_size {pp_size} × cp_size {cp_size}; fix it."
+        text = f"world_size {world_size} is not tp {tp_size} × pp {pp_size} × cp {cp_size}; correct it."
         yield refuse("mapping", "config.json: mapping", text)
     for key, value in (
         ("num_attention_heads", model.num_heads),
@@ -175,7 +175,7 @@ def _check_gemma(model: EngineModel, body: Body) -> Iterator[Finding]:
         text = "must be true: Gemma 3 normalises queries and keys."
         yield refuse("qk-layernorm", "config.json: qk_layernorm", text)
     if model.tp_size > 1 and not model.use_parallel_embedding:
-        text = "Gemma on several tensor-parallel ranks always uses a parallel embedding; write true and split it."
+        text = "Gemma on several ranks always uses a parallel embedding; write true and split it."
         yield refuse("gemma-embedding", "config.json: use_parallel_embedding", text)
 
 

@@ -1,4 +1,4 @@
-"""Making linears share what TensorRT-LLM has only one of: q, k and v become one layer, fc and gate one kernel.
+"""Making linears share what TensorRT-LLM has only one of: q, k, v are one layer, fc and gate one kernel.
 
 Per-tensor FP8 weights get the largest scale, pre-quant scales their mean; what has to change for it is
 rounded again, and the error of that is returned so that it can be shown. Equal scales change nothing.

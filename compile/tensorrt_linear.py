@@ -102,10 +102,10 @@ class Int4Linear:
 
     def dequantize(self) -> Tensor:
         # [out, in] -> [out, num_groups, group_size]
-        grouped = self.values.unflatten(1, (self.scale.shape[1], self.group_size)).float()
+        grouped = self.values.reshape(-1, self.scale.shape[1], self.group_size).float()
         if self.zero_point is not None:
             grouped = grouped - self.zero_point.float().unsqueeze(2)
-        real = (grouped * self.scale.float().unsqueeze(2)).flatten(1)
+        real: Tensor = (grouped * self.scale.float().unsqueeze(2)).flatten(1)
         return real if self.pre_quant_scale is None else real * self.pre_quant_scale.float()
 
     def rows(self, index: Tensor) -> "Int4Linear":

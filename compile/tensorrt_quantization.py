@@ -67,7 +67,7 @@ class QuantConfig:
     exclude_modules: tuple[str, ...] | None = None
 
     def is_excluded(self, module: str) -> bool:
-        """Whether the loader leaves this module unquantized; module: such as `transformer.layers.0.mlp.fc`."""
+        """Whether the loader leaves a module (`transformer.layers.0.mlp.fc`) unquantized."""
         patterns = DEFAULT_EXCLUDES if self.exclude_modules is None else self.exclude_modules
         if self.quant_algo == FP8_ROWWISE:
             patterns = (*patterns, *ROWWISE_EXCLUDES)

@@ -45,7 +45,7 @@ def int8_linear(weight: Tensor, input_scale: Tensor, pre_quant_scale: Tensor) ->
 def int4_linear(weight: Tensor, group_size: int, pre_quant_scale: Tensor | None = None) -> Int4Linear:
     """Symmetric, a scale for each group of columns of weight / pre_quant_scale, amax / 7."""
     smoothed = weight.float() if pre_quant_scale is None else weight.float() / pre_quant_scale.float()
-    grouped = smoothed.unflatten(1, (-1, group_size))  # [out, num_groups, group_size]
+    grouped = smoothed.reshape(smoothed.shape[0], -1, group_size)  # [out, num_groups, group_size]
     scale = (grouped.abs().amax(dim=2) / INT4_MAX).clamp_min(_TINY)
     values = torch.round(grouped / scale.unsqueeze(2)).clamp(INT4_MIN, INT4_MAX).to(torch.int8)
     return Int4Linear(values.flatten(1), scale, pre_quant_scale=pre_quant_scale)

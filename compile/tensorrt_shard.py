@@ -84,8 +84,7 @@ def split_qkv_rows(weight: Tensor, model: EngineModel) -> tuple[Tensor, Tensor, 
     """One rank's fused weight or bias -> its q, k and v rows."""
     query = model.num_rank_heads * model.head_size
     kv = model.num_rank_kv_heads * model.head_size
-    q_rows, k_rows, v_rows = weight.split([query, kv, kv])
-    return q_rows, k_rows, v_rows
+    return weight[:query], weight[query : query + kv], weight[query + kv :]
 
 
 def join_kv(shards: Sequence[Tensor], model: EngineModel) -> Tensor:

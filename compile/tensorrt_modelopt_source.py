@@ -1,0 +1,149 @@
+"""Reading ModelOpt's unified Hugging Face checkpoints: `hf_quant_config.json` and its tensor names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from bitsmith.compile.tensorrt_int4 import unpack_rows
+from bitsmith.compile.tensorrt_linear import DenseLinear, Fp8Linear, Int4Linear, Int8Linear, Linear
+from bitsmith.compile.tensorrt_quantization import (
+    FP8,
+    FP8_ROWWISE,
+    SQ_PER_CHANNEL,
+    W4A8_AWQ,
+    W4A16_AWQ,
+    W8A16,
+)
+from bitsmith.compile.tensorrt_source_scheme import SourceScheme
+from bitsmith.core.checkpoint import CheckpointReader, read_json_object
+from bitsmith.core.errors import Refused
+from torch import Tensor
+
+QUANT_CONFIG_NAME = "hf_quant_config.json"
+READABLE_ALGOS = (None, FP8, FP8_ROWWISE, W4A16_AWQ, W4A8_AWQ, SQ_PER_CHANNEL, W8A16)
+
+
+def modelopt_section(reader: CheckpointReader) -> dict[str, Any] | None:
+    """The `quantization` section, from hf_quant_config.json or from the flat form in config.json.
+
+    As the PyTorch backend reads it: the file decides, unless only the inline form has a quant_algo.
+    """
+    inline = inline_section(reader.config)
+    if not (reader.path / QUANT_CONFIG_NAME).is_file():
+        return inline
+    section = read_json_object(reader.path, QUANT_CONFIG_NAME).get("quantization")
+    if not isinstance(section, dict):
+        raise Refused(f"{reader.path / QUANT_CONFIG_NAME} has no `quantization` object; write it again.")
+    if section.get("quant_algo") is None and inline is not None and inline.get("quant_algo") is not None:
+        return inline
+    return section
+
+
+def inline_section(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`quantization_config` of config.json in the legacy file's words, if ModelOpt wrote it."""
+    flat = config.get("quantization_config")
+    if not isinstance(flat, dict) or flat.get("quant_method") != "modelopt":
+        return None
+    section = {key: flat[key] for key in ("quant_algo", "group_size", "quantized_layers") if key in flat}
+    section["exclude_modules"] = flat.get("ignore", [])
+    kv_scheme = flat.get("kv_cache_scheme")
+    if isinstance(kv_scheme, dict):
+        is_fp8 = kv_scheme.get("type") == "float" and kv_scheme.get("num_bits") == 8
+        section["kv_cache_quant_algo"] = "FP8" if is_fp8 else "unknown"
+    elif kv_scheme is not None:
+        section["kv_cache_quant_algo"] = kv_scheme
+    return section
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptSource:
+    """A unified checkpoint; a module without a scale is dense."""
+
+    reader: CheckpointReader
+    scheme: SourceScheme = field(init=False)
+
+    def __post_init__(self) -> None:
+        section = modelopt_section(self.reader)
+        assert section is not None
+        object.__setattr__(self, "scheme", _scheme(self.reader, section))
+
+    @property
+    def path(self) -> Path:
+        return self.reader.path
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.reader.config
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.reader
+
+    def tensor(self, name: str) -> Tensor:
+        return self.reader.tensor(name)
+
+    def linear(self, module: str) -> Linear:
+        weight = self.reader.tensor(f"{module}.weight")
+        scale = self._optional(f"{module}.weight_scale")
+        if scale is None:
+            return DenseLinear(weight)
+        algo = self.scheme.quant_algo
+        input_scale = self._scalar(f"{module}.input_scale")
+        pre_quant = self._optional(f"{module}.pre_quant_scale")
+        if algo == FP8:
+            if input_scale is None:
+                raise Refused(
+                    f"{self.path}: {module} has no input_scale; static FP8 needs one. Calibrate it."
+                )
+            return Fp8Linear(weight, scale.float().reshape(1), input_scale)
+        if algo == FP8_ROWWISE:
+            return Fp8Linear(weight, scale.float(), None)
+        if algo == W8A16:
+            return DenseLinear((weight.float() * scale.unsqueeze(1)).to(self._dtype()))
+        if algo == SQ_PER_CHANNEL:
+            if input_scale is None:
+                raise Refused(
+                    f"{self.path}: {module} has no input_scale; SmoothQuant needs one. Calibrate it."
+                )
+            ones = torch.ones(weight.shape[1], dtype=self._dtype())
+            return Int8Linear(weight, scale, input_scale, ones if pre_quant is None else pre_quant)
+        scale_2 = self._scalar(f"{module}.weight_scale_2")
+        return Int4Linear(unpack_rows(weight), scale, None, pre_quant, input_scale, scale_2)
+
+    def kv_scales(self, layer: int) -> tuple[float, float] | None:
+        prefix = f"model.layers.{layer}.self_attn"
+        names = (f"{prefix}.k_proj.k_scale", f"{prefix}.v_proj.v_scale")
+        if any(name not in self.reader for name in names):
+            return None
+        key, value = (float(self.reader.tensor(name)) for name in names)
+        return key, value
+
+    def _optional(self, name: str) -> Tensor | None:
+        return self.reader.tensor(name) if name in self.reader else None
+
+    def _scalar(self, name: str) -> Tensor | None:
+        value = self._optional(name)
+        return None if value is None else value.float().reshape(1)
+
+    def _dtype(self) -> torch.dtype:
+        return self.reader.dtype("model.embed_tokens.weight")
+
+
+def _scheme(reader: CheckpointReader, section: Mapping[str, Any]) -> SourceScheme:
+    algo, kv_algo = section.get("quant_algo"), section.get("kv_cache_quant_algo")
+    if algo not in READABLE_ALGOS:
+        known = ", ".join(str(name) for name in READABLE_ALGOS if name is not None)
+        raise Refused(f"{reader.path} has quant_algo {algo!r}; {known} can be exported for engines.")
+    if kv_algo not in (None, "FP8"):
+        raise Refused(f"{reader.path} has a KV cache of type {kv_algo!r}; FP8 can be exported for engines.")
+    if section.get("has_zero_point"):
+        raise Refused(f"{reader.path} declares zero points, which unified checkpoints cannot hold.")
+    is_awq = algo in (W4A16_AWQ, W4A8_AWQ)
+    group_size = int(section.get("group_size") or 0) if is_awq else 0
+    if is_awq and group_size == 0:
+        raise Refused(
+            f"{reader.path / QUANT_CONFIG_NAME} lacks group_size; write the size that the scales have."
+        )
+    has_pre_quant = any(name.endswith(".pre_quant_scale") for name in reader.names)
+    return SourceScheme(algo, kv_algo, group_size, has_pre_quant_scale=is_awq and has_pre_quant)
