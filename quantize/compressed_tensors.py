@@ -50,7 +50,12 @@ def unpack_weight(
     packed, scale = read(f"{module_name}.weight_packed"), read(f"{module_name}.weight_scale")
     num_rows, num_columns = (int(size) for size in read(f"{module_name}.weight_shape"))
     widths = [width for width in bits if num_words(num_columns, width) == packed.shape[1]]
-    if not widths or packed.shape[0] != num_rows or scale.shape[0] != num_rows or num_columns % scale.shape[1]:
+    if (
+        not widths
+        or packed.shape[0] != num_rows
+        or scale.shape[0] != num_rows
+        or num_columns % scale.shape[1]
+    ):
         raise Refused(
             f"{module_name}: weight_packed {list(packed.shape)}, weight_scale {list(scale.shape)} and "
             f"weight_shape [{num_rows}, {num_columns}] do not belong together."

@@ -1,5 +1,6 @@
 """One quantized weight matrix in memory, whatever made it and however a file packs it."""
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -58,3 +59,8 @@ class QuantizedWeight:
             grouped -= self.zero_point.float().unsqueeze(2)
         grouped *= self.scale.float().unsqueeze(2)
         return grouped.flatten(1)
+
+
+def tensor_sha256(tensor: Tensor) -> str:
+    """Of the values as they lie in memory."""
+    return hashlib.sha256(tensor.contiguous().numpy()).hexdigest()

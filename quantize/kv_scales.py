@@ -1,0 +1,32 @@
+"""FP8 scales of a layer's KV cache, from the keys and values that the layer puts into it.
+
+An observer stands where the layer expects its cache, so it sees exactly what is stored: keys after
+rotary embedding. stored = real / scale; the largest magnitude seen maps to the largest FP8 e4m3 value.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
+
+
+class KVObserver:
+    """The part of a transformers cache that attention calls; it stores nothing."""
+
+    def __init__(self) -> None:
+        self._key_amax = 0.0
+        self._value_amax = 0.0
+
+    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """key, value: [batch, num_kv_heads, seq, head_size]; returned as they are."""
+        self._key_amax = max(self._key_amax, float(key.abs().max()))
+        self._value_amax = max(self._value_amax, float(value.abs().max()))
+        return key, value
+
+    def scales(self) -> tuple[float, float] | None:
+        """(key scale, value scale); None when nothing, or nothing but zeros, was seen."""
+        if self._key_amax == 0.0 or self._value_amax == 0.0:
+            return None
+        return self._key_amax / FP8_MAX, self._value_amax / FP8_MAX

@@ -1,0 +1,195 @@
+"""The layer-by-layer driver: one decoder layer in memory at a time, all calibration batches through it.
+
+A layer is filled from the checkpoint, quantized stage by stage on the activations that the quantized
+modules before it produce, saved, and dropped. Not known here: numeric methods, files of the result.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitsmith.core.errors import WorkFailed
+from bitsmith.core.manifest import Fallback
+from bitsmith.core.progress import Reporter
+from bitsmith.core.scheme import QuantizationScheme
+from bitsmith.quantize.compressed_tensors import kv_scale_names, pack_weight
+from bitsmith.quantize.decoder_stack import DecoderStack, LayerCalls, cache_argument
+from bitsmith.quantize.hessian import HessianAccumulator
+from bitsmith.quantize.kv_scales import KVObserver
+from bitsmith.quantize.layer_runner import LayerRunner
+from bitsmith.quantize.layer_stages import Stage, find_stages
+from bitsmith.quantize.qparams import Grid
+from bitsmith.quantize.records import LayerReport, ModuleRecord, is_finite
+from bitsmith.quantize.resume_state import ResumeState
+from bitsmith.quantize.stage_quantizer import QuantizedStage, quantize_by_gptq, quantize_by_rtn
+
+TOKENS_PER_BATCH = 4096
+_PROBE_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """hidden_states: by batch, what the next layer reads. keywords: by batch, then by layer.
+    probe: the calls of a few tokens, None where no tokens are needed."""
+
+    hidden_states: list[Tensor]
+    keywords: Sequence[Sequence[Mapping[str, Any]]]
+    probe: LayerCalls | None
+
+
+@dataclass(slots=True)
+class _LayerResult:
+    """Grows as the layer's stages are done."""
+
+    tensors: dict[str, Tensor]
+    records: list[ModuleRecord]
+    fallbacks: list[Fallback]
+
+
+class LayerwiseQuantizer:
+    """Runs one resolved scheme over a stack. token_ids: [num_samples, seq_len], or None where unneeded."""
+
+    def __init__(
+        self,
+        stack: DecoderStack,
+        scheme: QuantizationScheme,
+        selected: Sequence[str],
+        scale_dtype: torch.dtype,
+        token_ids: Tensor | None,
+    ) -> None:
+        self._stack = stack
+        self._scheme = scheme
+        self._selected = frozenset(selected)
+        self._scale_dtype = scale_dtype
+        self._token_ids = token_ids
+
+    def run(self, state: ResumeState, reporter: Reporter) -> list[LayerReport]:
+        """Quantize every layer that `state` does not hold yet; reports of all layers."""
+        num_finished, num_layers = state.num_finished(), self._stack.num_layers
+        if num_finished < num_layers:
+            if num_finished:
+                reporter.say(f"Resuming: {num_finished} of {num_layers} layers are finished.")
+            batches = self._first_batches()
+            if num_finished:
+                batches = dataclasses.replace(batches, hidden_states=state.load_hidden(num_finished - 1))
+            left = range(num_finished, num_layers)
+            for index in reporter.track(left, total=len(left), label="Quantizing layers"):
+                batches = self._do_layer(index, batches, state)
+        return [state.load_report(index) for index in range(num_layers)]
+
+    def _first_batches(self) -> _Batches:
+        """The embedded tokens, and what the layers are called with besides."""
+        if self._token_ids is None:
+            return _Batches([], [], None)
+        batch_size = max(1, TOKENS_PER_BATCH // self._token_ids.shape[1])
+        self._stack.fill_embedding()
+        hidden, keywords = [], []
+        by_size: dict[int, Sequence[Mapping[str, Any]]] = {}
+        for rows in self._token_ids.split(batch_size):
+            calls = self._stack.layer_calls(rows)
+            hidden.append(calls.hidden_states)
+            # Rows are of one length and unpadded, so masks depend on the batch's size alone.
+            keywords.append(by_size.setdefault(rows.shape[0], calls.keywords))
+        probe = self._stack.layer_calls(self._token_ids[:1, :_PROBE_TOKENS])
+        self._stack.release_embedding()
+        return _Batches(hidden, keywords, probe)
+
+    def _do_layer(self, index: int, batches: _Batches, state: ResumeState) -> _Batches:
+        layer = self._stack.materialise(index)
+        observer = KVObserver() if self._scheme.kv_cache == "fp8" else None
+        extra = {} if observer is None else {cache_argument(layer): observer}
+        keywords = [{**by_layer[index], **extra} for by_layer in batches.keywords]
+        runner = LayerRunner(layer, batches.hidden_states, keywords)
+        result = _LayerResult({}, [], [])
+        self._quantize_modules(index, layer, runner, batches.probe, result)
+        is_last = index == self._stack.num_layers - 1
+        outputs = [] if is_last and observer is None else list(runner.outputs())
+        if not all(is_finite(output) for output in outputs):
+            raise WorkFailed(
+                f"The activations after {self._stack.layer_name(index)} are not finite: the model overflows "
+                "on the calibration data. Check its weights, or calibrate on other text."
+            )
+        scales = None if observer is None else self._kv_scales(index, observer, result)
+        hidden = [] if is_last else outputs
+        report = LayerReport(result.records, result.fallbacks, scales)
+        state.save(index, report, result.tensors, hidden)
+        return dataclasses.replace(batches, hidden_states=hidden)
+
+    def _quantize_modules(
+        self,
+        index: int,
+        layer: nn.Module,
+        runner: LayerRunner,
+        probe: LayerCalls | None,
+        result: _LayerResult,
+    ) -> None:
+        prefix = self._stack.layer_name(index)
+        selected = [name for name in self._stack.linear_shapes(index) if f"{prefix}.{name}" in self._selected]
+        done: set[str] = set()
+        if self._scheme.method == "gptq":
+            assert probe is not None, "GPTQ has calibration tokens"
+            for stage in find_stages(layer, probe.hidden_states, probe.keywords[index], selected):
+                self._gptq_stage(prefix, layer, runner, stage, result)
+                done.update(stage.modules)
+        for name in selected:
+            if name in done:
+                continue
+            if self._scheme.method == "gptq":
+                reason = "the layer's forward never calls it"
+                result.fallbacks.append(Fallback(f"{prefix}.{name}", "gptq", "round to nearest", reason))
+            weights = {f"{prefix}.{name}": _weight(layer, name)}
+            grid = self._grid(_weight(layer, name).shape[1])
+            self._install(prefix, layer, quantize_by_rtn(weights, grid), result)
+
+    def _gptq_stage(
+        self, prefix: str, layer: nn.Module, runner: LayerRunner, stage: Stage, result: _LayerResult
+    ) -> None:
+        weights = {f"{prefix}.{name}": _weight(layer, name) for name in stage.modules}
+        num_columns = next(iter(weights.values())).shape[1]
+        accumulator = HessianAccumulator(num_columns)
+        for inputs in runner.stage_inputs(stage):
+            accumulator.add(inputs)
+        quantized = quantize_by_gptq(
+            weights, accumulator.mean(), self._grid(num_columns), act_order=self._scheme.act_order
+        )
+        self._install(prefix, layer, quantized, result)
+        runner.finish_stage(stage)
+
+    def _install(
+        self, prefix: str, layer: nn.Module, quantized: QuantizedStage, result: _LayerResult
+    ) -> None:
+        """Put the quantized weights into the layer, and their packed form into the result."""
+        for name, weight in quantized.weights.items():
+            _weight(layer, name.removeprefix(f"{prefix}.")).copy_(weight.dequantize())
+            result.tensors |= pack_weight(name, weight)
+        result.records += quantized.records
+        result.fallbacks += quantized.fallbacks
+
+    def _kv_scales(self, index: int, observer: KVObserver, result: _LayerResult) -> tuple[float, float]:
+        prefix = self._stack.layer_name(index)
+        scales = observer.scales()
+        if scales is None:
+            reason = "calibration put nothing but zeros into this layer's cache"
+            result.fallbacks.append(
+                Fallback(f"{prefix}.self_attn", "calibrated FP8 KV scales", "scale 1", reason)
+            )
+            scales = (1.0, 1.0)
+        names = kv_scale_names(prefix)
+        result.tensors |= {name: torch.tensor([scale]) for name, scale in zip(names, scales, strict=True)}
+        return scales
+
+    def _grid(self, num_columns: int) -> Grid:
+        size = self._scheme.group_size
+        assert size != "auto", "the plan resolves auto"
+        group_size = num_columns if size == "channel" else size
+        return Grid(self._scheme.num_bits, group_size, self._scheme.symmetric, self._scale_dtype)
+
+
+def _weight(layer: nn.Module, name: str) -> Tensor:
+    weight = layer.get_submodule(name).weight
+    assert isinstance(weight, Tensor)
+    return weight.data

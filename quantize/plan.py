@@ -1,0 +1,141 @@
+"""Preflight of a quantize job: everything that can be refused is refused here, and nothing is written."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bitsmith.core.artifact import partial_path
+from bitsmith.core.checkpoint import CheckpointReader
+from bitsmith.core.digest import stage_key
+from bitsmith.core.errors import Refused
+from bitsmith.core.model_ref import ModelSource, source_digest
+from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
+from bitsmith.core.text_source import TokenWindows
+from bitsmith.core.versions import result_versions
+from bitsmith.quantize.calibration import CalibrationSettings, load_windows, token_digest
+from bitsmith.quantize.compressed_tensors import declared_bits
+from bitsmith.quantize.decoder_stack import DecoderStack
+from bitsmith.quantize.estimate import Estimate, estimate_run
+from bitsmith.quantize.selection import Selection, resolve_group_size, select_modules
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeJob:
+    """What a user asks for. resume: go on with an unfinished run at `out`."""
+
+    model: ModelSource
+    scheme: QuantizationScheme
+    calibration: CalibrationSettings
+    out: Path
+    resume: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizePlan:
+    """What the job came to: no "auto" is left. windows: None where no calibration is needed."""
+
+    scheme: QuantizationScheme
+    selection: Selection
+    scale_dtype: torch.dtype
+    windows: TokenWindows | None
+    estimate: Estimate
+    parents: Mapping[str, str]
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+    @property
+    def stage_key(self) -> str:
+        return stage_key(list(self.parents.values()), self.config, self.versions)
+
+
+def plan_quantize(job: QuantizeJob) -> QuantizePlan:
+    """Raises Refused, in seconds, for whatever would make the job fail or do less than asked."""
+    _check_scheme(job.scheme)
+    _check_out(job)
+    reader = CheckpointReader(job.model.path)
+    if declared_bits(reader.config) or "quantization_config" in reader.config:
+        raise Refused(f"{job.model.path} is quantized already; quantize the original model.")
+    stack = DecoderStack(reader)
+    missing = stack.missing_names()
+    if missing:
+        raise Refused(f"{job.model.path} lacks {len(missing)} weights of its model, first {missing[0]!r}.")
+    selection = select_modules(stack, reader, job.scheme)
+    scheme = resolve_group_size(job.scheme, selection.shapes)
+    windows = load_windows(job.calibration, job.model.path) if needs_calibration(scheme) else None
+    num_tokens = 0 if windows is None else windows.token_ids.numel()
+    estimate = estimate_run(reader, scheme, selection.shapes, num_tokens, stack.num_layers)
+    _check_disk(job.out, estimate)
+    return QuantizePlan(
+        scheme=scheme,
+        selection=selection,
+        scale_dtype=_scale_dtype(reader, selection),
+        windows=windows,
+        estimate=estimate,
+        parents={"model": source_digest(job.model.path)},
+        config=_config(job, scheme, windows),
+        versions=result_versions("torch", "transformers", "tokenizers"),
+    )
+
+
+def needs_calibration(scheme: QuantizationScheme) -> bool:
+    return scheme.method == "gptq" or scheme.kv_cache != "none"
+
+
+def _check_scheme(scheme: QuantizationScheme) -> None:
+    num_bits, method = parse_scheme_name(scheme.name)
+    assert (num_bits, method) == (scheme.num_bits, scheme.method), scheme
+    if scheme.act_order and method != "gptq":
+        raise Refused(f"act_order orders the columns of GPTQ; scheme {scheme.name!r} has none. Leave it out.")
+    if method is None and (scheme.group_size != "auto" or not scheme.symmetric):
+        raise Refused(
+            "Scheme 'none' keeps weights as they are: group_size and asymmetric do not apply to it."
+        )
+
+
+def _check_out(job: QuantizeJob) -> None:
+    partial = partial_path(job.out)
+    if partial.exists() and not job.resume:
+        raise Refused(
+            f"There is an unfinished run in {partial}. Go on with it by --resume, or remove it to start over."
+        )
+    inside = job.out.resolve()
+    if inside == job.model.path.resolve() or inside in job.model.path.resolve().parents:
+        raise Refused(f"--out {job.out} is the model's own directory, or holds it; choose another.")
+
+
+def _check_disk(out: Path, estimate: Estimate) -> None:
+    existing = next(parent for parent in (out, *out.resolve().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < estimate.disk_bytes:
+        raise Refused(
+            f"{existing} has {free / 1e9:.1f} GB free; this run needs about "
+            f"{estimate.disk_bytes / 1e9:.1f} GB ({estimate.output_bytes / 1e9:.1f} GB of them for the result)."
+        )
+
+
+def _scale_dtype(reader: CheckpointReader, selection: Selection) -> torch.dtype:
+    """Scales are stored in the weights' own type, as other tools do."""
+    dtypes = {reader.dtype(f"{name}.weight") for name in selection.shapes}
+    unknown = dtypes - {torch.float32, torch.bfloat16, torch.float16}
+    if unknown:
+        raise Refused(
+            f"Weights of type {', '.join(map(str, unknown))} cannot be quantized; use bf16, fp16 or fp32."
+        )
+    # Where modules differ, the narrowest would lose range or digits that another has: take fp32.
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
+
+
+def _config(job: QuantizeJob, scheme: QuantizationScheme, windows: TokenWindows | None) -> dict[str, Any]:
+    if windows is None:
+        return {"scheme": asdict(scheme), "calibration": None}
+    calibration = {
+        **asdict(job.calibration),
+        "source": windows.source.name,
+        "token_digest": token_digest(windows.token_ids),
+        "num_obtained": windows.num_obtained,
+    }
+    return {"scheme": asdict(scheme), "calibration": calibration}

@@ -1,0 +1,82 @@
+"""What is reported of quantized modules and of those left as they were."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitsmith.core.manifest import Fallback
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRecord:
+    """One quantized module.
+
+    relative_error: ||(W - real) X|| / ||W X|| over the calibration tokens; None where none were used.
+    sqnr_db: signal to quantization noise of the weights themselves; None for an exact result.
+    damping: fraction of the mean diagonal of H that was added; None where no Hessian was used.
+    seconds: wall time, an equal share of what modules with one input took together.
+    """
+
+    name: str
+    method: str
+    num_bits: int
+    group_size: int
+    relative_error: float | None
+    sqnr_db: float | None
+    damping: float | None
+    seconds: float
+    dequantized_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnquantizedModule:
+    """A module that keeps its weights as they are, and why."""
+
+    name: str
+    reason: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """Everything that one layer adds to the manifest."""
+
+    modules: Sequence[ModuleRecord]
+    fallbacks: Sequence[Fallback]
+    kv_scales: tuple[float, float] | None
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> "LayerReport":
+        scales = body["kv_scales"]
+        return cls(
+            tuple(ModuleRecord(**entry) for entry in body["modules"]),
+            tuple(Fallback(**entry) for entry in body["fallbacks"]),
+            None if scales is None else (scales[0], scales[1]),
+        )
+
+
+def weight_sqnr_db(weight: Tensor, real: Tensor) -> float | None:
+    """weight, real: [out, in]."""
+    noise = float((weight - real).double().square().sum())
+    signal = float(weight.double().square().sum())
+    return 10 * math.log10(signal / noise) if noise > 0 and signal > 0 else None
+
+
+def relative_output_error(weight: Tensor, real: Tensor, hessian: Tensor) -> float | None:
+    """||(W - real) X|| / ||W X|| from H = X^T X. None when the outputs are all zero."""
+    error = weight - real
+    lost = float(((error @ hessian) * error).double().sum())
+    signal = float(((weight @ hessian) * weight).double().sum())
+    return math.sqrt(max(lost, 0.0) / signal) if signal > 0 else None
+
+
+def is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
