@@ -44,6 +44,9 @@ class CompressedTensorsSource:
     def tensor(self, name: str) -> Tensor:
         return self.reader.tensor(name)
 
+    def is_quantized(self, module: str) -> bool:
+        return f"{module}.weight_scale" in self.reader
+
     def linear(self, module: str) -> Linear:
         if is_packed(module, self.reader.names):
             return self._packed(module)

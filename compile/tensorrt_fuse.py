@@ -14,11 +14,16 @@ from bitsmith.core.errors import Refused
 from torch import Tensor
 
 
-def share_scales(parts: Sequence[Linear], where: str) -> tuple[list[Linear], list[float]]:
-    """(parts that can be joined along rows, relative error that each took for it).
+def share_scales(
+    parts: Sequence[Linear], where: str, *, is_one_layer: bool
+) -> tuple[list[Linear], list[float]]:
+    """(parts with what they must share, relative error that each took for it).
 
-    where: the modules' names, for the message. Raises Refused when their kinds differ.
+    is_one_layer: q, k and v, which are joined along rows; else fc and gate, which keep their own integer
+    scales and share those of FP8. where: the modules' names. Raises Refused when their kinds differ.
     """
+    if not is_one_layer and not all(isinstance(part, Fp8Linear) for part in parts):
+        return list(parts), [0.0] * len(parts)
     if len({type(part) for part in parts}) != 1:
         kinds = ", ".join(type(part).__name__.removesuffix("Linear").lower() for part in parts)
         raise Refused(

@@ -83,6 +83,9 @@ class ModelOptSource:
     def tensor(self, name: str) -> Tensor:
         return self.reader.tensor(name)
 
+    def is_quantized(self, module: str) -> bool:
+        return f"{module}.weight_scale" in self.reader
+
     def linear(self, module: str) -> Linear:
         weight = self.reader.tensor(f"{module}.weight")
         scale = self._optional(f"{module}.weight_scale")

@@ -39,6 +39,8 @@ class ExportSource(Protocol):
         """A tensor that is stored as it is: norms, embeddings, biases."""
         ...
 
+    def is_quantized(self, module: str) -> bool: ...
+
     def linear(self, module: str) -> Linear: ...
 
     def kv_scales(self, layer: int) -> tuple[float, float] | None:
@@ -66,6 +68,9 @@ class DenseSource:
 
     def tensor(self, name: str) -> Tensor:
         return self.reader.tensor(name)
+
+    def is_quantized(self, module: str) -> bool:
+        return False
 
     def linear(self, module: str) -> Linear:
         return DenseLinear(self.reader.tensor(f"{module}.weight"))
