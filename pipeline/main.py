@@ -70,7 +70,9 @@ def _build_parser(arguments: Sequence[str]) -> tuple[Command, argparse.ArgumentP
     asked = next((word for word in arguments if not word.startswith("-")), None)
     command: Command | None = None
     for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        subparser = subparsers.add_parser(
+            name, help=summary, description=summary[0].upper() + summary[1:] + "."
+        )
         if name == asked:
             command = cast(Command, importlib.import_module(f"bitsmith.pipeline.command_{name}"))
             command.add_arguments(subparser)

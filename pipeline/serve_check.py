@@ -1,4 +1,4 @@
-"""Serve an engine for one real request: the server as its own process, a client over HTTP, and the end of both."""
+"""Serve an engine for one real request: the server as its own process, and a client over HTTP."""
 
 import json
 import signal
