@@ -24,17 +24,17 @@ _SOURCE_CHARS = 1_000_000  # of source files per split, so that prose is not dro
 _MAX_PASSAGE_CHARS = 6000
 _MIN_PASSAGE_CHARS = 400
 # Tests and tables of character sets are neither prose nor usual code.
-_SKIPPED_FOLDERS = frozenset(
-    "site-packages dist-packages test tests idlelib lib2to3 encodings pydoc_data turtledemo ensurepip "
-    "__pycache__".split()
-)
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "pydoc_data", "ensurepip"}
+_SKIPPED_FOLDERS |= {"test", "tests", "idlelib", "lib2to3", "encodings", "turtledemo"}
 
 
 def builtin_documents(split: Split) -> tuple[str, ...]:
     """Passages of at most 6000 characters, topics first, in an order that depends on names alone."""
     passages = _both_splits()[split]
     if not passages:
-        raise Refused("This Python has neither help topics nor source files; give a text file instead of builtin.")
+        raise Refused(
+            "This Python has neither help topics nor source files; give a text file instead of builtin."
+        )
     return passages
 
 
@@ -77,7 +77,9 @@ def _source_paths() -> dict[str, Path]:
     root = Path(os.__file__).parent
     found: dict[str, Path] = {}
     for folder, subfolders, files in os.walk(root):
-        kept = (name for name in subfolders if name not in _SKIPPED_FOLDERS and not name.startswith("config-"))
+        kept = (
+            name for name in subfolders if name not in _SKIPPED_FOLDERS and not name.startswith("config-")
+        )
         subfolders[:] = sorted(kept)
         # _sysconfigdata is one big literal of the building machine's paths.
         names = (name for name in files if name.endswith(".py") and not name.startswith("_sysconfigdata"))

@@ -36,9 +36,13 @@ def load_recipe(path: Path) -> Recipe:
         recipe = _ADAPTER.validate_json(json.dumps(body))
     except (TypeError, ValueError) as error:
         if not isinstance(error, ValidationError):
-            raise Refused(f"{path} holds a value that is no text, number, list or mapping: {error}.") from None
-        lines = dict.fromkeys(_sentence(body, problem["loc"], problem["type"]) for problem in error.errors())
-        raise Refused("\n".join([f"{path} is not a valid recipe:", *(f"  {line}" for line in lines)])) from None
+            raise Refused(
+                f"{path} holds a value that is no text, number, list or mapping: {error}."
+            ) from None
+        lines = dict.fromkeys(_sentence(body, problem["loc"]) for problem in error.errors())
+        raise Refused(
+            "\n".join([f"{path} is not a valid recipe:", *(f"  {line}" for line in lines)])
+        ) from None
     parse_scheme_name(recipe.quantize.scheme)
     return _with_paths_from(recipe, path.parent)
 
@@ -66,7 +70,7 @@ def _from(directory: Path, path: str) -> str:
     return str(directory / Path(path).expanduser())
 
 
-def _sentence(body: Mapping[str, Any], loc: Sequence[int | str], kind: str) -> str:
+def _sentence(body: Mapping[str, Any], loc: Sequence[int | str]) -> str:
     """One line on one mistake. `loc` ends in pydantic's own words for a union's member; those are cut off."""
     kind_here: Any = Recipe
     value: Any = body

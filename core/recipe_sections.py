@@ -88,7 +88,7 @@ class ServeSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """name: of the run and its directory, by default the file's stem. model: as `bitsmith quantize` takes it."""
+    """name: of the run and its directory, by default the file's stem. model: as `quantize` takes it."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 

@@ -16,7 +16,9 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key, line = str(key_node.value), key_node.start_mark.line + 1
             if key in first_line:
-                raise _DuplicateKeyError(f"line {line}: key {key!r} is given twice (first in line {first_line[key]})")
+                raise _DuplicateKeyError(
+                    f"line {line}: key {key!r} is given twice (first in line {first_line[key]})"
+                )
             first_line[key] = line
         return super().construct_mapping(node, deep=deep)
 
