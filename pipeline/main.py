@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of stdout left, as `head` does
         sys.stderr.close()
         return EXIT_INTERRUPTED
-    if args.json:
+    if args.json and result.document is not None:
         print(json.dumps(result.document, ensure_ascii=False, allow_nan=False))
     return result.exit_code
 
