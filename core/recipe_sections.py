@@ -63,15 +63,19 @@ class CompileSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateSection:
-    """gate: rules as a mapping, the path of a file that holds them, or none. None: the suite's default."""
+    """gate: rules, the path of a file that holds them, or none. task_limit: first items of each task."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
-    suite: Text = "quick"
+    suite: Literal["quick"] = "quick"
     source: Text = "builtin"
-    num_windows: Positive | None = None
-    seq_len: WindowLength | None = None
+    num_windows: Annotated[int, Field(ge=2)] = 40
+    seq_len: WindowLength = 512
+    num_cloze_items: Annotated[int, Field(ge=2)] = 100
+    seed: NotNegative = 0
     tasks: tuple[Text, ...] = ()
+    task_limit: Positive | None = None
+    allow_task_code: bool = False
     gate: dict[str, Any] | Text | None = None
 
 
