@@ -60,7 +60,10 @@ class RotaryAngles(nn.Module):
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions: [T] -> cos, sin: [T, 1, head_size / 2] fp32."""
         angles = (positions.float()[:, None] * self.inverse_frequencies)[:, None, :]
-        return angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+        cos, sin = angles.cos(), angles.sin()
+        if self.attention_factor != 1.0:
+            cos, sin = cos * self.attention_factor, sin * self.attention_factor
+        return cos, sin
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -81,8 +84,7 @@ class Attention(nn.Module):
         self.qkv = JoinedLinear(f"{name}.qkv", plan.linears[f"{name}.qkv"], tensors)
         self.output = JoinedLinear(f"{name}.output", plan.linears[f"{name}.output"], tensors)
         if config.qk_norm:
-            self.query_norm = RMSNorm(tensors[f"{name}.query_norm.weight"], config.rms_norm_eps)
-            self.key_norm = RMSNorm(tensors[f"{name}.key_norm.weight"], config.rms_norm_eps)
+            self.head_norm = RMSNorm(tensors[f"{name}.head_norm.weight"], config.rms_norm_eps)
 
     def forward(
         self,
@@ -96,10 +98,10 @@ class Attention(nn.Module):
         config = self.config
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         heads = self.qkv(hidden).unflatten(1, (num_heads + 2 * num_kv_heads, config.head_size))
-        query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        rotated, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
         if config.qk_norm:
-            query, key = self.query_norm(query), self.key_norm(key)
-        query, key = rotate(query, *angles), rotate(key, *angles)
+            rotated = self.head_norm(rotated)
+        query, key = rotate(rotated, *angles).split((num_heads, num_kv_heads), dim=1)
         key_cache, value_cache = caches
         torch.ops.bitsmith.write_kv_cache(
             key, value, key_cache, value_cache, slot_mapping, self.key_scale, self.value_scale
@@ -173,7 +175,10 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids in, logits of the wanted rows out; K and V of every token are left in the caches."""
+    """Token ids in, logits of the wanted rows out; K and V of every token are left in the caches.
+
+    A tied head that is not quantized has no tensor of its own: it reads the embedding's.
+    """
 
     embedding: Tensor
 
@@ -190,7 +195,8 @@ class Decoder(nn.Module):
             DecoderLayer(plan, layer_index, tensors) for layer_index in range(config.num_layers)
         )
         self.final_norm = RMSNorm(tensors["final_norm.weight"], config.rms_norm_eps)
-        self.head = JoinedLinear("head", plan.linears["head"], tensors)
+        shared = {"head.0.weight": tensors["embedding"]} if plan.shares_embedding else {}
+        self.head = JoinedLinear("head", plan.linears["head"], {**tensors, **shared})
 
     def forward(
         self,

@@ -57,6 +57,11 @@ class DecoderPlan:
     kv_scales: tuple[tuple[float, float], ...]
 
     @property
+    def shares_embedding(self) -> bool:
+        """Whether the head reads the embedding table: tied, and not quantized by itself."""
+        return self.config.is_tied and not self.linears["head"][0].is_quantized
+
+    @property
     def kv_cache_dtype(self) -> torch.dtype:
         return KV_CACHE_DTYPES[self.kv_cache]
 

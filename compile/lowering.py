@@ -28,7 +28,7 @@ _INDUCTOR_OPTIONS: dict[str, Any] = {
     "cpp.threads": 1,
     # A value used by several consumers is stored, not computed in each: cosines of every position
     # would otherwise be computed again in every layer and head.
-    "realize_reads_threshold": 1,
+    "realize_reads_threshold": 0,
 }
 _NUM_EXAMPLE_BLOCKS = 7
 

@@ -54,8 +54,7 @@ def pack_modules(
         yield _pack_norms(source, config, layer_index)
         for linear in _layer_linears(config, layer_index):
             yield _pack_linear(source, linear, activations)
-    head = "model.embed_tokens" if config.is_tied and "lm_head.weight" not in source else "lm_head"
-    yield _pack_linear(source, _LinearNames("head", (head,), False), activations)
+    yield _pack_head(source, config, activations)
     final_norm = _norm_weight(source, config, "model.norm.weight")
     yield PackedModule("final", {"final_norm.weight": final_norm} | rotary_tensors(config))
 
@@ -119,13 +118,25 @@ def _norm_names(config: DecoderConfig) -> dict[str, str]:
     return names
 
 
+def _pack_head(source: WeightSource, config: DecoderConfig, activations: Activations) -> PackedModule:
+    module = "model.embed_tokens" if config.is_tied else "lm_head"
+    packed = _pack_linear(source, _LinearNames("head", (module,), False), activations)
+    is_shared = config.is_tied and not packed.specs[0].is_quantized
+    return PackedModule(packed.name, {}, packed.specs) if is_shared else packed
+
+
 def _pack_norms(source: WeightSource, config: DecoderConfig, layer_index: int) -> PackedModule:
     name, stored_name = f"layers.{layer_index}", f"model.layers.{layer_index}"
-    tensors = {
-        f"{name}.{part}.weight": _norm_weight(source, config, f"{stored_name}.{stored}.weight")
+    norms = {
+        part: _norm_weight(source, config, f"{stored_name}.{stored}.weight")
         for part, stored in _norm_names(config).items()
     }
-    return PackedModule(f"{name}.norms", tensors)
+    if config.qk_norm:
+        # One norm for query and key heads together: [num_heads + num_kv_heads, head_size].
+        query = norms.pop("query_norm").expand(config.num_heads, -1)
+        key = norms.pop("key_norm").expand(config.num_kv_heads, -1)
+        norms["head_norm"] = torch.cat((query, key))
+    return PackedModule(f"{name}.norms", {f"{name}.{part}.weight": norm for part, norm in norms.items()})
 
 
 def _norm_weight(source: WeightSource, config: DecoderConfig, name: str) -> Tensor:
@@ -170,7 +181,7 @@ def _pack_part(
             packed.zero_point is not None,
         )
     dense = _dense(weight, activations)
-    tensors[f"{part}.weight"] = pack_dense(dense).weight
+    tensors[f"{part}.weight"] = pack_dense(dense)
     # Dense weights have no integer form: where the quantized ones take int8 activations, these take bf16.
     arithmetic: Activations = "bf16" if activations == "int8" else activations
     num_rows, num_columns = dense.shape

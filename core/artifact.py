@@ -25,8 +25,8 @@ from bitsmith.core.manifest import (
     Manifest,
     new_manifest_stamp,
     read_manifest,
-    verify_files,
 )
+from bitsmith.core.verified_hashes import verify_files_cached
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ def find_finished(path: Path, key: str) -> Manifest | None:
     with contextlib.suppress(Refused):
         manifest = read_manifest(path)
         if manifest.stage_key == key:
-            verify_files(path, manifest)
+            verify_files_cached(path, manifest)
             return manifest
     return None
 
@@ -79,31 +79,48 @@ def write_artifact(spec: ArtifactSpec, *, keep_partial: bool = False) -> Iterato
 
     keep_partial: leave an existing partial directory for the stage to resume from, and leave it there
     after an error. Otherwise a stale one is removed first, and removed again after an error.
-    Raises Refused when another process is writing the same path, WorkFailed when the disk is full.
+    Raises Refused when another process is writing the same path or it cannot be written at all, WorkFailed
+    when writing fails later, as on a full disk.
     """
-    path, partial = spec.path, partial_path(spec.path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not (path / MANIFEST_NAME).is_file() and any(path.iterdir()):
-        raise Refused(f"{path} exists and is not an artifact; choose another --out or move it away.")
-    with _locked(path):
-        _restore_displaced(path)
-        is_resumed = keep_partial and partial.is_dir()
-        if partial.exists() and not is_resumed:
-            shutil.rmtree(partial)
-        partial.mkdir(exist_ok=True)
+    with _locked(spec.path):
+        partial, is_resumed = _prepare(spec.path, keep_partial=keep_partial)
         pending = PendingArtifact(partial, is_resumed=is_resumed)
         try:
             yield pending
             _finish(spec, pending)
         except OSError as error:
-            raise WorkFailed(f"Writing {path} failed: {error.strerror or error}.") from error
+            raise WorkFailed(f"Writing {spec.path} failed: {_reason(error)}.") from error
         finally:
             if not keep_partial and partial.exists():
                 shutil.rmtree(partial, ignore_errors=True)
 
 
+def _prepare(path: Path, *, keep_partial: bool) -> tuple[Path, bool]:
+    """(partial directory, whether it holds something to resume from). The lock is held."""
+    partial = partial_path(path)
+    try:
+        _restore_displaced(path)
+        _check_replaceable(path)
+        is_resumed = keep_partial and partial.is_dir()
+        if partial.exists() and not is_resumed:
+            shutil.rmtree(partial)
+        partial.mkdir(exist_ok=True)
+        # A finish that was killed between its renames leaves one; as a payload file it would be false.
+        (partial / MANIFEST_NAME).unlink(missing_ok=True)
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {_reason(error)}.") from error
+    return partial, is_resumed
+
+
+def _check_replaceable(path: Path) -> None:
+    is_foreign = path.exists() and not (path / MANIFEST_NAME).is_file()
+    if is_foreign and (not path.is_dir() or any(path.iterdir())):
+        raise Refused(f"{path} exists and is not an artifact; choose another --out or move it away.")
+
+
 def _finish(spec: ArtifactSpec, pending: PendingArtifact) -> None:
     partial, path = pending.partial, spec.path
+    made_at, made_on = new_manifest_stamp()
     manifest = Manifest(
         kind=spec.kind,
         stage_key=spec.stage_key,
@@ -113,13 +130,20 @@ def _finish(spec: ArtifactSpec, pending: PendingArtifact) -> None:
         files=hash_files(partial),
         details=pending.details,
         fallbacks=tuple(pending.fallbacks),
-        **new_manifest_stamp(),
+        made_at=made_at,
+        made_on=made_on,
     )
-    _write_synced(partial / MANIFEST_NAME, manifest.to_json())
+    text = manifest.to_json()
+    for name in manifest.files:
+        _sync(partial / name)
+    (partial / MANIFEST_NAME).write_text(text, encoding="utf-8")
+    _sync(partial / MANIFEST_NAME)
+    _sync(partial)
     displaced = _displaced_path(path)
     if path.exists():
         path.rename(displaced)
     partial.rename(path)
+    _sync(path.parent)
     shutil.rmtree(displaced, ignore_errors=True)
 
 
@@ -143,20 +167,32 @@ def _restore_displaced(path: Path) -> None:
             displaced.rename(path)
 
 
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def _sync(path: Path) -> None:
+    """Have a file's bytes, or a directory's names, reach the disk before anything that relies on them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{reason} ({error.filename})" if error.filename else reason
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(f".{path.name}.lock"))
         lock.acquire(timeout=0)
     except Timeout:
-        raise Refused(f"Another bitsmith process is writing {path}; wait for it or choose another --out.") from None
+        raise Refused(
+            f"Another bitsmith process is writing {path}; wait for it or choose another --out."
+        ) from None
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {_reason(error)}.") from error
     try:
         yield
     finally:

@@ -112,7 +112,9 @@ def _shards(root: Path) -> list[tuple[Path, set[str] | None]]:
         names_of: dict[str, set[str]] = {}
         for tensor_name, file_name in weight_map.items():
             if not isinstance(file_name, str) or not file_name.endswith(".safetensors"):
-                raise Refused(f"{root / INDEX_NAME} places {tensor_name!r} in {file_name!r}, not in safetensors.")
+                raise Refused(
+                    f"{root / INDEX_NAME} places {tensor_name!r} in {file_name!r}, not in safetensors."
+                )
             names_of.setdefault(file_name, set()).add(tensor_name)
         paths = {name: resolve_inside(root, name) for name in sorted(names_of)}
         missing = [name for name, path in paths.items() if not path.is_file()]
@@ -136,7 +138,9 @@ def _shards(root: Path) -> list[tuple[Path, set[str] | None]]:
 def _open_shard(path: Path) -> Any:
     with path.open("rb") as file:
         head = file.read(16)
-    is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05") and head[2:3] != b"\0"
+    is_pickle = (
+        head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05") and head[2:3] != b"\0"
+    )
     if head.startswith(_ZIP_MAGIC) or is_pickle:
         raise Refused(f"{path} is named .safetensors but holds a pickle, which is never loaded.")
     try:

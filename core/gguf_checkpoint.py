@@ -59,7 +59,9 @@ class GGUFCheckpoint:
             raise Refused(f"{path} is not a readable GGUF file: {error}.") from error
         self.architecture = architecture_of(self.metadata)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        self._places = {name: hf_name(name, self.architecture) for name in self._tensors if name != _ROPE_DIVISORS}
+        self._places = {
+            name: hf_name(name, self.architecture) for name in self._tensors if name != _ROPE_DIVISORS
+        }
         self._check_types()
         self.config = self._build_config()
         self._check_shapes()
@@ -91,7 +93,9 @@ class GGUFCheckpoint:
             try:
                 gguf.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
             except NotImplementedError as error:
-                raise Refused(f"{self.path} holds tensors of type {kind.name}, which cannot be read.") from error
+                raise Refused(
+                    f"{self.path} holds tensors of type {kind.name}, which cannot be read."
+                ) from error
 
     def _build_config(self) -> dict[str, Any]:
         if "token_embd.weight" not in self._tensors:
@@ -168,7 +172,7 @@ def _expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     fields = {key: value for key, value in config.items() if key != "model_type"}
     parsed = AutoConfig.for_model(config["model_type"], **fields)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(parsed)
+        model = AutoModelForCausalLM.from_config(parsed)  # type: ignore[no-untyped-call]
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if config["tie_word_embeddings"]:
         shapes.pop("lm_head.weight", None)

@@ -42,18 +42,27 @@ def architecture_of(metadata: Metadata) -> Architecture:
     name = metadata.get("general.architecture")
     found = ARCHITECTURES.get(str(name))
     if found is None:
-        raise Refused(f"GGUF architecture {name!r} is not supported; supported are {', '.join(ARCHITECTURES)}.")
+        raise Refused(
+            f"GGUF architecture {name!r} is not supported; supported are {', '.join(ARCHITECTURES)}."
+        )
     if metadata.get(f"{name}.expert_count", 0):
-        raise Refused(f"GGUF field {name}.expert_count is {metadata[f'{name}.expert_count']}: no mixture of experts.")
+        raise Refused(
+            f"GGUF field {name}.expert_count is {metadata[f'{name}.expert_count']}: no mixture of experts."
+        )
     if metadata.get("split.count", 1) > 1:
         raise Refused("A GGUF model split over several files is not supported; merge it with gguf-split.")
     return found
 
 
 def build_config(
-    metadata: Metadata, *, vocab_size: int, is_tied: bool, has_attention_bias: bool, rope_divisors: np.ndarray | None
+    metadata: Metadata,
+    *,
+    vocab_size: int,
+    is_tied: bool,
+    has_attention_bias: bool,
+    rope_divisors: np.ndarray | None,
 ) -> dict[str, Any]:
-    """config.json of the model. rope_divisors: tensor `rope_freqs.weight`, [head_size / 2], if the file has it."""
+    """config.json of the model. rope_divisors: tensor `rope_freqs.weight`, [head_size / 2], if there."""
     arch = architecture_of(metadata)
     fields = _Fields(metadata)
     num_heads = fields.integer("attention.head_count")
@@ -61,7 +70,9 @@ def build_config(
     head_dim = fields.integer("attention.key_length", default=hidden_size // num_heads)
     for name in ("attention.value_length", "rope.dimension_count"):
         if fields.integer(name, default=head_dim) != head_dim:
-            raise Refused(f"GGUF field {fields.prefix}.{name} differs from the head size {head_dim}: not supported.")
+            raise Refused(
+                f"GGUF field {fields.prefix}.{name} differs from the head size {head_dim}: not supported."
+            )
     config: dict[str, Any] = {
         "architectures": [arch.class_name],
         "model_type": arch.model_type,
@@ -150,7 +161,8 @@ def _gemma_fields(fields: _Fields, arch: Architecture, config: Mapping[str, Any]
         "query_pre_attn_scalar": scalar,
         "sliding_window": fields.integer("attention.sliding_window"),
         "layer_types": [
-            "full_attention" if (index + 1) % period == 0 else "sliding_attention" for index in range(num_layers)
+            "full_attention" if (index + 1) % period == 0 else "sliding_attention"
+            for index in range(num_layers)
         ],
         **soft_caps,
     }
@@ -178,7 +190,9 @@ def _llama3_scaling(fields: _Fields, head_dim: int, divisors: np.ndarray) -> dic
     smooth = (_LLAMA3_CONTEXT / wavelength - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
     expected = 1 / ((1 - np.clip(smooth, 0, 1)) / factor + np.clip(smooth, 0, 1))
     if expected.shape != divisors.shape or not np.allclose(expected, divisors, rtol=1e-4):
-        raise Refused("GGUF tensor rope_freqs.weight does not follow the llama3 rule: this rotary form is unknown.")
+        raise Refused(
+            "GGUF tensor rope_freqs.weight does not follow the llama3 rule: this rotary form is unknown."
+        )
     return {
         "rope_type": "llama3",
         "factor": factor,

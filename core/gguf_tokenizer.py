@@ -171,7 +171,9 @@ def _add_post_processor(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> No
     if "eos" in ends:
         template = f"{template} {ends['eos'][0]}"
     if ends:
-        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=list(ends.values()))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=list(ends.values())
+        )
 
 
 def _special_token(metadata: Mapping[str, Any], name: str) -> tuple[str, int]:

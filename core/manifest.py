@@ -2,15 +2,16 @@
 
 import dataclasses
 import json
+import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from bitsmith.core.digest import canonical_json, content_digest, sha256_bytes, sha256_file
-from bitsmith.core.errors import Refused
+from bitsmith.core.errors import Refused, WorkFailed
 from bitsmith.core.model_files import resolve_inside
 
 SCHEMA_VERSION = 1
@@ -55,16 +56,38 @@ class Manifest:
         return content_digest(self.files)
 
     def to_json(self) -> str:
-        """Pretty JSON whose last field is the SHA-256 of the canonical JSON of all the others."""
-        body = dataclasses.asdict(self) | {"content_digest": self.content_digest}
+        """Pretty JSON whose last field is the SHA-256 of the canonical JSON of all the others.
+
+        Raises WorkFailed naming the field when a number in it is not finite: JSON has no such number, and
+        a result that holds one is not fit to be used.
+        """
+        unchecked = dataclasses.asdict(self) | {"content_digest": self.content_digest}
+        for field_path in _non_finite(unchecked, ""):
+            raise WorkFailed(
+                f"The manifest's field {field_path} is not a finite number; nothing was finished."
+            )
+        # By way of JSON, so that what is hashed is what will be read: keys become text, tuples lists.
+        body = json.loads(json.dumps(unchecked))
         body["manifest_sha256"] = sha256_bytes(canonical_json(body))
         return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def new_manifest_stamp() -> dict[str, str]:
+def _non_finite(value: Any, path: str) -> Iterator[str]:
+    """Paths of the numbers in a nested value that are NaN or infinite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _non_finite(entry, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            yield from _non_finite(entry, f"{path}[{index}]")
+
+
+def new_manifest_stamp() -> tuple[str, str]:
     """When and on what machine: the two fields of a manifest that never enter a digest."""
     machine = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    return {"made_at": datetime.now(UTC).isoformat(timespec="seconds"), "made_on": machine}
+    return datetime.now(UTC).isoformat(timespec="seconds"), machine
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -77,19 +100,22 @@ def read_manifest(directory: Path) -> Manifest:
         raise Refused(f"{directory} is not a finished artifact: it has no {MANIFEST_NAME}.")
     try:
         body = json.loads(path.read_bytes())
-        claimed = body.pop("manifest_sha256")
+        version, claimed = body["schema_version"], body.pop("manifest_sha256")
         actual = sha256_bytes(canonical_json(body))
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(f"{path} is damaged ({error}). Make the artifact again.") from error
+    if version != SCHEMA_VERSION:
+        raise Refused(f"{path} has schema version {version!r}; this release reads {SCHEMA_VERSION}.")
     if claimed != actual:
         raise Refused(f"{path} does not match its own SHA-256: it was changed after it was written.")
-    if body.get("schema_version") != SCHEMA_VERSION:
+    try:
+        body.pop("content_digest")
+        body["fallbacks"] = tuple(Fallback(**entry) for entry in body["fallbacks"])
+        return Manifest(**body)
+    except (KeyError, TypeError) as error:
         raise Refused(
-            f"{path} has schema version {body.get('schema_version')!r}; this release reads {SCHEMA_VERSION}."
-        )
-    body.pop("content_digest")
-    body["fallbacks"] = tuple(Fallback(**entry) for entry in body["fallbacks"])
-    return Manifest(**body)
+            f"{path} lacks a field or has an unknown one ({error}). Make the artifact again."
+        ) from error
 
 
 def verify_files(

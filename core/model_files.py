@@ -20,5 +20,7 @@ def resolve_inside(root: Path, name: str) -> Path:
     if base.parent.name == "snapshots":
         allowed.append(base.parent.parent / "blobs")
     if not any(target.is_relative_to(directory) for directory in allowed):
-        raise Refused(f"{root / pure} is a symbolic link out of its directory, to {target}. Copy the file instead.")
+        raise Refused(
+            f"{root / pure} is a symbolic link out of its directory, to {target}. Copy the file instead."
+        )
     return target

@@ -22,9 +22,11 @@ from bitsmith.core.digest import content_digest
 from bitsmith.core.errors import Refused, WorkFailed
 from bitsmith.core.hub import fetch_snapshot
 from bitsmith.core.manifest import MANIFEST_NAME, read_manifest
+from bitsmith.core.model_files import resolve_inside
 from bitsmith.core.progress import Reporter
-from bitsmith.core.verified_hashes import HashCache
+from bitsmith.core.verified_hashes import HashCache, verify_files_cached
 
+_MODEL_SUFFIXES = {".safetensors", ".json", ".jinja", ".model", ".txt"}
 CONVERSION_NAME = "conversion.json"
 # Raised whenever the same GGUF file would convert to other bytes, so that cached ones are made again.
 CONVERSION_VERSION = 1
@@ -62,13 +64,22 @@ def resolve_model(ref: str, *, reporter: Reporter, accept_terms: bool = False) -
 
 
 def source_digest(path: Path) -> str:
-    """Content digest of an artifact or of a model directory; files are read only if they changed."""
+    """Content digest of an artifact (checked against its files) or of a model directory.
+
+    Of a model directory the files count that say what the model is: weights, configuration, tokenizer.
+    Files are read only if they changed since they were read last.
+    """
     if (path / MANIFEST_NAME).is_file():
-        return read_manifest(path).content_digest
+        manifest = read_manifest(path)
+        verify_files_cached(path, manifest)
+        return manifest.content_digest
     if not (path / "config.json").is_file():
         raise Refused(f"{path} is neither an artifact nor a model directory: it has no config.json.")
+    names = sorted(
+        p.name for p in path.iterdir() if p.suffix in _MODEL_SUFFIXES and not p.name.startswith(".")
+    )
     with HashCache() as cache:
-        return content_digest(hash_files(path, hash_file=cache.sha256))
+        return content_digest({name: cache.sha256(resolve_inside(path, name)) for name in names})
 
 
 def _demo_source(model: DemoModel, reporter: Reporter, *, accept_terms: bool) -> ModelSource:
@@ -99,7 +110,7 @@ def _gguf_source(gguf_path: Path, reporter: Reporter) -> ModelSource:
 
 
 def _convert(gguf_path: Path, directory: Path, digest: str, reporter: Reporter) -> None:
-    # Imported here: it brings numpy, gguf and transformers, which a model that is already there does not need.
+    # Imported here: gguf and transformers take seconds, and a model that is already there needs neither.
     from bitsmith.core.gguf_checkpoint import convert_gguf
 
     facts: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Verdict(StrEnum):
-    PASS = "PASS"
+    PASS = "PASS"  # noqa: S105 - not a password
     FAIL = "FAIL"
     INCONCLUSIVE = "INCONCLUSIVE"
 

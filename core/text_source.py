@@ -144,7 +144,9 @@ def _set_name(source: TextSource) -> str:
 def _file_documents(source: str) -> list[str]:
     path = Path(source).expanduser()
     if path.suffix not in (".jsonl", ".txt"):
-        raise Refused(f"Text source {source!r} is not known: give {BUILTIN}, FILE.jsonl, FILE.txt or hf:DATASET.")
+        raise Refused(
+            f"Text source {source!r} is not known: give {BUILTIN}, FILE.jsonl, FILE.txt or hf:DATASET."
+        )
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -179,7 +181,9 @@ def _hub_documents(source: str, split: Split) -> list[str]:
         data = datasets.load_dataset(name, config or None, split=wanted)
     except Exception as error:  # the library raises its own, its file systems' and its network's errors
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise Refused(f"Data set {source}, split {wanted!r} for {split}, could not be loaded: {reason}") from error
+        raise Refused(
+            f"Data set {source}, split {wanted!r} for {split}, could not be loaded: {reason}"
+        ) from error
     if "text" not in data.column_names:
         raise Refused(f"Data set {source} has no column `text`; it has {', '.join(data.column_names)}.")
     return [str(text) for text in data["text"]]

@@ -50,7 +50,9 @@ def render_chat(
         raise Refused("The model has no chat template; use plain text completion instead.")
     try:
         text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
         )
     except jinja2.TemplateError as error:
         raise Refused(f"The model's chat template refuses these messages: {error}") from error

@@ -3,10 +3,12 @@
 Item making is in `cloze`; this module knows models and the encoder, but no text source and no gate.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bitsmith.core.progress import Reporter
 from bitsmith.core.protocols import LogitsModel
 from bitsmith.evaluate.cloze import NUM_CHOICES, ClozeItem
 from bitsmith.evaluate.continuations import score_continuations
@@ -37,28 +39,33 @@ class ClozeAnswer:
     def chosen(self) -> int:
         return max(range(len(self.logprobs)), key=self.logprobs.__getitem__)
 
+    def score(self, right: int) -> float:
+        """1 for right, 0 for wrong, NaN when a likelihood is NaN: a broken model has no score."""
+        return math.nan if any(map(math.isnan, self.logprobs)) else float(self.chosen == right)
+
     @property
     def margin(self) -> float:
         best, second = sorted(self.logprobs, reverse=True)[:2]
         return best - second
 
 
-def answer_cloze(model: LogitsModel, encoder: TextEncoder, items: Sequence[ClozeItem]) -> list[ClozeAnswer]:
+def answer_cloze(
+    model: LogitsModel, encoder: TextEncoder, items: Sequence[ClozeItem], reporter: Reporter
+) -> list[ClozeAnswer]:
     """One answer per item, in order."""
     pairs = [encoder.continuation(item.context, choice) for item in items for choice in item.choices]
-    scores = [score.logprob for score in score_continuations(model, pairs)]
-    return [
-        ClozeAnswer(tuple(scores[start : start + NUM_CHOICES]))
-        for start in range(0, len(scores), NUM_CHOICES)
-    ]
+    scored = score_continuations(model, pairs, reporter, f"cloze items, {model.name}")
+    logprobs = [score.logprob for score in scored]
+    starts = range(0, len(logprobs), NUM_CHOICES)
+    return [ClozeAnswer(tuple(logprobs[start : start + NUM_CHOICES])) for start in starts]
 
 
 def cloze_measurements(
     items: Sequence[ClozeItem], baseline: Sequence[ClozeAnswer], candidate: Sequence[ClozeAnswer]
 ) -> tuple[list[Measurement], dict[str, str]]:
     """(measurements, metric -> why it was not measured)."""
-    before = [float(a.chosen == item.answer) for item, a in zip(items, baseline, strict=True)]
-    after = [float(a.chosen == item.answer) for item, a in zip(items, candidate, strict=True)]
+    before = [a.score(item.answer) for item, a in zip(items, baseline, strict=True)]
+    after = [a.score(item.answer) for item, a in zip(items, candidate, strict=True)]
     gold_before = [a.logprobs[item.answer] for item, a in zip(items, baseline, strict=True)]
     gold_after = [a.logprobs[item.answer] for item, a in zip(items, candidate, strict=True)]
     drop = logprob_drop(_DROP, gold_before, gold_after)
@@ -70,9 +77,9 @@ def cloze_measurements(
 
 def changed_answers(
     items: Sequence[ClozeItem], baseline: Sequence[ClozeAnswer], candidate: Sequence[ClozeAnswer]
-) -> list[Mapping[str, Any]]:
+) -> list[dict[str, Any]]:
     """The items on which the two models choose differently, with what each chose and by how much."""
-    changed = []
+    changed: list[dict[str, Any]] = []
     for index, (item, before, after) in enumerate(zip(items, baseline, candidate, strict=True)):
         if before.chosen != after.chosen:
             changed.append(

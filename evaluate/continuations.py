@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from bitsmith.core.errors import WorkFailed
+from bitsmith.core.progress import Reporter
 from bitsmith.core.protocols import LogitsModel, ScoringRequest
 from bitsmith.evaluate.divergence import target_logprobs
 
@@ -41,7 +42,9 @@ class _Input:
     num_truncated: int
 
 
-def score_continuations(model: LogitsModel, continuations: Sequence[Continuation]) -> list[ContinuationScore]:
+def score_continuations(
+    model: LogitsModel, continuations: Sequence[Continuation], reporter: Reporter, label: str
+) -> list[ContinuationScore]:
     """Scores in the order given.
 
     Equal inputs are fed once: choices of one token after the same context share a single forward pass.
@@ -59,7 +62,8 @@ def score_continuations(model: LogitsModel, continuations: Sequence[Continuation
         for ids in order
     ]
     scores = [ContinuationScore(0.0, True, fed.num_truncated) for fed in inputs]
-    for ids, logits in zip(order, model.score(requests), strict=True):
+    results = zip(order, model.score(requests), strict=True)
+    for ids, logits in reporter.track(results, total=len(order), label=label):
         for index in wanted[ids]:
             scores[index] = _score(logits, continuations[index].continuation, inputs[index].num_truncated)
     return scores

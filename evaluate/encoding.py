@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from bitsmith.core.tokenizer import adds_bos
 from bitsmith.evaluate.continuations import Continuation
 
 
@@ -19,8 +20,7 @@ class TextEncoder:
     @property
     def adds_bos(self) -> bool:
         """Whether the tokenizer puts BOS before plain text by itself."""
-        bos = self.tokenizer.bos_token_id
-        return bos is not None and self._ids("a", add_special_tokens=True)[:1] == [bos]
+        return adds_bos(self.tokenizer)
 
     @property
     def end_token_id(self) -> int | None:

@@ -207,7 +207,7 @@ def mcnemar_exact(num_lost: int, num_gained: int) -> float:
     num_discordant = num_lost + num_gained
     fewer = min(num_lost, num_gained)
     tail = sum(math.comb(num_discordant, k) for k in range(fewer + 1))
-    return min(1.0, 2.0 * tail / 2**num_discordant)
+    return min(1.0, 2 * tail / (1 << num_discordant))
 
 
 def samples_to_decide(estimate: Estimate, limit: float, confidence: float) -> int | None:

@@ -46,7 +46,7 @@ def logprob_drop_kind(key: str, title: str) -> MetricKind:
 def score_measurements(
     name: ScoreName, baseline: Sequence[float], candidate: Sequence[float]
 ) -> list[Measurement]:
-    """Both scores, the paired loss, and (for right/wrong scores) the flips; one entry per item, same order."""
+    """Both scores, the paired loss, and for right/wrong scores the flips. One entry per item, same order."""
     assert len(baseline) == len(candidate) > 0, (len(baseline), len(candidate))
     before, after = np.asarray(baseline, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
     own, of_baseline, loss, flips = name.kinds()
@@ -91,7 +91,8 @@ def macro_loss(losses: Sequence[Measurement]) -> Measurement | None:
 def why_void(baseline: Sequence[float], chance: float) -> str | None:
     """Why these items cannot show a loss, or None: a baseline that guesses has nothing to lose.
 
-    chance: expected score of guessing (0 for generated answers). Within two standard errors of it is guessing.
+    chance: expected score of guessing, 0 for generated answers; up to two standard errors above it counts
+    as guessing.
     """
     mean = mean_estimate(baseline)
     if not all(value in (0.0, 1.0) for value in baseline):

@@ -17,6 +17,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from bitsmith.core.errors import Refused
+from bitsmith.core.progress import Reporter
 from bitsmith.core.protocols import LogitsModel, TextGenerator
 from bitsmith.core.sampling import SamplingParams
 from bitsmith.evaluate.continuations import Continuation, ContinuationScore, score_continuations
@@ -51,7 +52,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
     """One model as lm-eval sees it. `notes` collects what happened over all requests so far."""
 
     def __init__(
-        self, logits_model: LogitsModel, encoder: TextEncoder, generator: TextGenerator | None = None
+        self,
+        logits_model: LogitsModel,
+        encoder: TextEncoder,
+        reporter: Reporter,
+        generator: TextGenerator | None = None,
     ) -> None:
         super().__init__()
         self.tokenizer = encoder.tokenizer
@@ -59,6 +64,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         self._model = logits_model
         self._encoder = encoder
         self._generator = generator
+        self._reporter = reporter
 
     @property
     def eot_token_id(self) -> int:
@@ -99,6 +105,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
             raise Refused(f"The chat template refuses messages of the roles {roles}: {error}.") from error
         return str(text)
 
+    def loglikelihood(
+        self, requests: Sequence[Instance], disable_tqdm: bool = True
+    ) -> list[tuple[float, bool]]:
+        answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        return answers
+
     def _loglikelihood_tokens(self, requests: Sequence[_TokenRequest], **_: Any) -> list[tuple[float, bool]]:
         items = [Continuation(tuple(context), tuple(continuation)) for _, context, continuation in requests]
         results = []
@@ -112,7 +124,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
     def _score(self, items: Sequence[Continuation]) -> list[ContinuationScore]:
         if items:
             self.notes.note_prompt(items[0].context)
-        scores = score_continuations(self._model, items)
+        scores = score_continuations(self._model, items, self._reporter, f"requests, {self._model.name}")
         self.notes.num_truncated += sum(score.num_truncated > 0 for score in scores)
         return scores
 
@@ -142,16 +154,16 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         if self._generator is None:
-            raise Refused(
-                f"{self._model.name} can score text but not generate it; leave generative tasks out."
-            )
+            raise Refused(f"{self._model.name} can score text but not generate it; leave such tasks out.")
         params = [self._sampling(request.args[1], seed) for seed, request in enumerate(requests)]
         prompts = [
             self._prompt(request.args[0], wanted.max_tokens)
             for request, wanted in zip(requests, params, strict=True)
         ]
         texts = []
-        for request, generated in zip(requests, self._generator.generate(prompts, params), strict=True):
+        results = zip(requests, self._generator.generate(prompts, params), strict=True)
+        label = f"generations, {self._model.name}"
+        for request, generated in self._reporter.track(results, total=len(prompts), label=label):
             self.notes.num_cut_off += generated.finish_reason == "length"
             self.notes.num_empty += not generated.text.strip()
             self.cache_hook.add_partial("generate_until", request.args, generated.text)
@@ -163,8 +175,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         room = self.max_length - max_tokens
         if room < 1:
             raise Refused(
-                f"A task generates up to {max_tokens} tokens, the model's context is {self.max_length}: no room "
-                "for the prompt. Compile with a larger --max-model-len."
+                f"A task generates up to {max_tokens} tokens, the model's context is {self.max_length}: "
+                "no room for the prompt. Compile with a larger --max-model-len."
             )
         self.notes.num_truncated += len(token_ids) > room
         self.notes.note_prompt(token_ids)

@@ -23,7 +23,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class ChainSummary:
-    """verdict None: the recipe has no gate. served: the answer of one real request, "" where none was made."""
+    """verdict None: the recipe has no gate. served: the answer to one real request; "" if none was made."""
 
     key: str
     verdict: str | None

@@ -7,6 +7,7 @@ import platform
 import shutil
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
 from bitsmith.core.cache import cache_dir
@@ -61,7 +62,7 @@ def _processor() -> Finding:
 def cpu_flags() -> frozenset[str]:
     """Instruction-set flags of the first processor, as the kernel lists them; empty where it does not."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
             line = next((line for line in file if line.startswith("flags")), "")
     except OSError:
         return frozenset()

@@ -21,8 +21,8 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
     if args.action is None:
         models = list_demo_models()
         for model in models:
-            reporter.say(f"{model.name:16} {model.description} ({model.licence})")
-        return CommandResult({"models": [{"name": m.name, "licence": m.licence} for m in models]})
+            reporter.say(f"{model.name:16} {model.summary} ({model.license})")
+        return CommandResult({"models": [{"name": m.name, "license": m.license} for m in models]})
     if args.name is None:
         raise Refused(f"Name the model to get: {', '.join(m.name for m in list_demo_models())}.")
     source = resolve_model(args.name, reporter=reporter, accept_terms=args.accept_terms)

@@ -16,7 +16,7 @@ from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize, quan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="directory, hf:ORG/NAME[@REV], .gguf file, or demo model")
+    parser.add_argument("model", metavar="MODEL", help="directory, hf:ORG/NAME[@REV], .gguf file, demo model")
     parser.add_argument("--scheme", required=True, metavar="S", help=f"one of {', '.join(SCHEME_NAMES)}")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the checkpoint goes")
     parser.add_argument(

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of stdout left, as `head` does
         sys.stderr.close()
         return EXIT_INTERRUPTED
-    if args.json:
+    if args.json and result.document is not None:
         print(json.dumps(result.document, ensure_ascii=False, allow_nan=False))
     return result.exit_code
 
@@ -70,7 +70,9 @@ def _build_parser(arguments: Sequence[str]) -> tuple[Command, argparse.ArgumentP
     asked = next((word for word in arguments if not word.startswith("-")), None)
     command: Command | None = None
     for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        subparser = subparsers.add_parser(
+            name, help=summary, description=summary[0].upper() + summary[1:] + "."
+        )
         if name == asked:
             command = cast(Command, importlib.import_module(f"bitsmith.pipeline.command_{name}"))
             command.add_arguments(subparser)

@@ -1,57 +1,52 @@
-"""Serve an engine for one real request: the server as its own process, a client over HTTP, and the end of both."""
+"""Serve an engine for one real request over HTTP, and stop."""
 
-import json
-import signal
-import subprocess
-import sys
-import time
+import threading
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from bitsmith.core.errors import WorkFailed
+from bitsmith.core.progress import Reporter
+from bitsmith.serve.serve_settings import RuntimeSettings, ServeSettings, Speculate
+from bitsmith.serve.server import EngineServer
 
-_START_TIMEOUT_S = 120.0
-_STOP_TIMEOUT_S = 15.0
 QUESTION = "What is the capital of France? Answer in one sentence."
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 30.0
 
 
-def ask_served_engine(engine: Path, speculate: str) -> str:
-    """Start `bitsmith serve` on a free port, ask one question, stop it; returns the answer's text."""
-    command = [sys.executable, "-m", "bitsmith.pipeline.main", "serve", str(engine)]
-    command += ["--port", "0", "--speculate", speculate, "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def ask_served_engine(engine: Path, speculate: Speculate, reporter: Reporter) -> str:
+    """Start a server on a free loopback port, ask one question, stop it; returns the answer's text."""
+    settings = ServeSettings(engine, port=0, runtime=RuntimeSettings(speculate=speculate))
+    server = EngineServer(settings, reporter)
+    failures: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            server.run()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=serve, name="serve-check", daemon=True)
+    thread.start()
     try:
-        return _ask(_wait_for_address(process))
+        _wait_until_ready(server, thread, failures)
+        return _ask(server.url)
+    except httpx.HTTPError as error:
+        raise WorkFailed(f"The served engine did not answer: {error}") from error
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.communicate(timeout=_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        server.stop()
+        thread.join(_STOP_TIMEOUT_S)
 
 
-def _wait_for_address(process: "subprocess.Popen[str]") -> str:
-    """The address that the server prints, as JSON on stdout, once it is ready."""
-    assert process.stdout is not None and process.stderr is not None
-    line = process.stdout.readline()
-    if not line:
-        raise WorkFailed(f"The server did not start: {process.stderr.read().strip()[-500:]}")
-    document: dict[str, Any] = json.loads(line)
-    if "error" in document:
-        raise WorkFailed(f"The server did not start: {document['error']['message']}")
-    address = str(document["address"])
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(f"{address}/health", timeout=5).status_code == httpx.codes.OK:
-                return address
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise WorkFailed("The server did not become ready.")
+def _wait_until_ready(server: EngineServer, thread: threading.Thread, failures: list[BaseException]) -> None:
+    waited_s = 0.0
+    while not server.is_ready.wait(0.2):
+        waited_s += 0.2
+        if failures:
+            raise failures[0]
+        if waited_s > _START_TIMEOUT_S or not thread.is_alive():
+            raise WorkFailed("The server did not become ready.")
 
 
 def _ask(address: str) -> str:

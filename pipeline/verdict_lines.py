@@ -28,11 +28,16 @@ def say_verdict(report: QualityReport, reporter: Reporter) -> None:
         error = "" if metric.stderr is None else f" ± {metric.stderr:.2g}"
         unit = f" {metric.unit}" if metric.unit else ""
         reporter.say(f"{metric.name:28}{metric.value:.5g}{error}{unit} ({metric.num_samples} samples)")
+    say_outcomes(report, reporter)
+    if report.verdict is not None:
+        reporter.say(f"verdict: {report.verdict}")
+
+
+def say_outcomes(report: QualityReport, reporter: Reporter) -> None:
+    """Every rule of the gate, with its reason."""
     for outcome in report.outcomes:
         note = "" if outcome.blocking else " (does not block)"
         reporter.say(f"{outcome.verdict:13}{outcome.metric} {outcome.limit}{note}: {outcome.reason}")
-    if report.verdict is not None:
-        reporter.say(f"verdict: {report.verdict}")
 
 
 def report_document(report: QualityReport, directory: Path) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 // groups are added in order, each times its scale.
 #pragma once
 
+#include <algorithm>
+
 #include "integer_dot.h"
 #include "kernels.h"
 #include "rounding.h"
@@ -106,17 +108,13 @@ inline void integer_tile(const QuantizedLinear& p, int64_t token, int64_t block)
   for (auto& of_token : total) of_token[0] = of_token[1] = V::set(0.0f);
   for (int64_t group = 0; group < p.num_groups; ++group, w += group_bytes) {
     const int64_t at = (block * p.num_groups + group) * kRowBlock;
+    const int8_t* zero_point = p.zero_point == nullptr ? nullptr : p.zero_point + at;
     alignas(32) int32_t dot[num_tokens][kRowBlock];
-    IntegerDot<V>::template group<num_bits, num_tokens>(p, w, token, group, dot);
+    IntegerDot<V>::template group<num_bits, num_tokens>(p, w, zero_point, token, group, dot);
     V scale_low, scale_high;
     load_scales(p, at, scale_low, scale_high);
     for (int t = 0; t < num_tokens; ++t) {
       const int64_t of_token = (token + t) * p.num_groups + group;
-      const int32_t sum = p.activations.sum[of_token];
-      for (int r = 0; r < kRowBlock; ++r) {
-        const int32_t zero = (num_bits == 4 ? 8 : 0) + (p.zero_point == nullptr ? 0 : p.zero_point[at + r]);
-        dot[t][r] -= zero * sum;
-      }
       const V x_scale = V::set(p.activations.scale[of_token]);
       total[t][0] = V::fma(V::from_int32(dot[t]), scale_low * x_scale, total[t][0]);
       total[t][1] = V::fma(V::from_int32(dot[t] + 8), scale_high * x_scale, total[t][1]);
@@ -134,12 +132,22 @@ inline void quantized_tile(const QuantizedLinear& p, int64_t token, int64_t bloc
   }
 }
 
+// Activations of so many tokens stay in the first-level cache while the row blocks pass.
+constexpr int64_t kTokenBytes = 20 << 10;
+
 template <class V, int num_bits, bool is_int8>
 void linear_quantized_typed(const QuantizedLinear& p, int64_t block_begin, int64_t block_end) {
-  for (int64_t block = block_begin; block < block_end; ++block) {
-    int64_t t = 0;
-    for (; t + 4 <= p.num_tokens; t += 4) quantized_tile<V, num_bits, is_int8, 4>(p, t, block);
-    for (; t < p.num_tokens; ++t) quantized_tile<V, num_bits, is_int8, 1>(p, t, block);
+  const int64_t token_bytes = p.in_features * (!is_int8 ? 4 : num_bits == 4 ? 1 : 2);
+  const int64_t step = std::max<int64_t>(8, kTokenBytes / token_bytes / 4 * 4);
+  for (int64_t begin = 0; begin < p.num_tokens; begin += step) {
+    const int64_t end = std::min(begin + step, p.num_tokens);
+    for (int64_t block = block_begin; block < block_end; ++block) {
+      int64_t t = begin;
+      for (; t + 4 <= end; t += 4) quantized_tile<V, num_bits, is_int8, 4>(p, t, block);
+      if (end - t == 3) quantized_tile<V, num_bits, is_int8, 3>(p, t, block);
+      if (end - t == 2) quantized_tile<V, num_bits, is_int8, 2>(p, t, block);
+      if (end - t == 1) quantized_tile<V, num_bits, is_int8, 1>(p, t, block);
+    }
   }
 }
 

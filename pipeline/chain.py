@@ -1,0 +1,206 @@
+"""The whole chain from one recipe: everything is checked first, then each stage runs or is found finished.
+
+Directories below `root`: quantized, engine, baseline-engine (the unquantized model by the same compiler,
+for speed), report.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitsmith.compile.engine import Engine
+from bitsmith.compile.job import CompileJob, compile_engine, plan_compile
+from bitsmith.core.artifact import find_finished
+from bitsmith.core.errors import Refused
+from bitsmith.core.manifest import Manifest, read_manifest
+from bitsmith.core.model_ref import ModelSource, resolve_model
+from bitsmith.core.progress import Reporter
+from bitsmith.core.quality import QualityReport, Verdict
+from bitsmith.core.recipe import Recipe
+from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
+from bitsmith.core.text_source import load_text
+from bitsmith.core.tokenizer import load_tokenizer
+from bitsmith.evaluate.job import EvaluateJob, EvaluatePlan, plan_evaluate
+from bitsmith.evaluate.quick_suite import QuickSettings
+from bitsmith.evaluate.task_files import TaskSettings
+from bitsmith.pipeline.chain_summary import (
+    ChainSummary,
+    Pair,
+    read_summary,
+    summary_key,
+    write_summary,
+)
+from bitsmith.pipeline.command_evaluate import finished_or_evaluated
+from bitsmith.pipeline.command_quantize import finished_or_quantized, say_plan
+from bitsmith.pipeline.decode_speed import measure_decode_speed
+from bitsmith.pipeline.serve_check import ask_served_engine
+from bitsmith.quantize.calibration import CalibrationSettings
+from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlan:
+    """A recipe that passed every check that can be made before the first long step."""
+
+    recipe: Recipe
+    root: Path
+    source: ModelSource
+    quantize_job: QuantizeJob
+    quantize_plan: QuantizePlan
+    evaluate_plan: EvaluatePlan
+
+    @property
+    def engine_job(self) -> CompileJob:
+        settings = self.recipe.compile
+        return CompileJob(
+            checkpoint=self.root / "quantized",
+            out=self.root / "engine",
+            kv_cache=settings.kv_cache,
+            activations=settings.activations,
+            max_batch_size=settings.max_batch_size,
+            max_num_tokens=settings.max_num_tokens,
+            max_model_len=settings.max_model_len,
+            kv_scale=settings.kv_scale,
+            num_threads=settings.num_threads,
+        )
+
+    @property
+    def baseline_job(self) -> CompileJob:
+        """The unquantized model with the same limits, bf16 weights and bf16 KV cache."""
+        settings = self.recipe.compile
+        return CompileJob(
+            checkpoint=self.source.path,
+            out=self.root / "baseline-engine",
+            kv_cache="bf16",
+            activations="bf16",
+            max_batch_size=settings.max_batch_size,
+            max_num_tokens=settings.max_num_tokens,
+            max_model_len=settings.max_model_len,
+            num_threads=settings.num_threads,
+        )
+
+
+def plan_chain(recipe: Recipe, root: Path, reporter: Reporter, *, accept_terms: bool = False) -> ChainPlan:
+    """Fetch the model and check all stages. Raises Refused before anything is written below `root`."""
+    source = resolve_model(recipe.model, reporter=reporter, accept_terms=accept_terms)
+    evaluate_plan = _plan_evaluate(recipe, root, source)
+    quantize_job = _quantize_job(recipe, root, source)
+    plan = ChainPlan(recipe, root, source, quantize_job, plan_quantize(quantize_job), evaluate_plan)
+    _check_kv_cache(recipe)
+    plan_compile(plan.baseline_job)
+    say_plan(plan.quantize_plan, reporter)
+    return plan
+
+
+def run_chain(plan: ChainPlan, reporter: Reporter) -> tuple[ChainSummary, QualityReport]:
+    """Run or reuse every stage, then measure what is asked of the finished engines."""
+    finished_or_quantized(plan.quantize_job, plan.quantize_plan, reporter)
+    finished_or_compiled(plan.engine_job, reporter)
+    finished_or_compiled(plan.baseline_job, reporter)
+    report = finished_or_evaluated(plan.evaluate_plan, plan.engine_job.out, plan.source.path, reporter)
+    key = _summary_key(plan)
+    summary = read_summary(plan.root, key)
+    if summary is not None:
+        reporter.say("speed and serving: measured already; nothing redone")
+        return summary, report
+    summary = _measure(plan, report, key, reporter)
+    write_summary(plan.root, summary)
+    return summary, report
+
+
+def finished_or_compiled(job: CompileJob, reporter: Reporter) -> Manifest:
+    """The engine at `job.out` if it was made from the same things, else a new one."""
+    plan = plan_compile(job)
+    manifest = find_finished(job.out, plan.stage_key)
+    if manifest is not None:
+        reporter.say(f"compile: {job.out} is finished already; nothing redone")
+        return manifest
+    manifest = compile_engine(job, plan, reporter)
+    reporter.say(f"compile: wrote {job.out}")
+    return manifest
+
+
+def _quantize_job(recipe: Recipe, root: Path, source: ModelSource) -> QuantizeJob:
+    section = recipe.quantize
+    num_bits, method = parse_scheme_name(section.scheme)
+    scheme = QuantizationScheme(
+        name=section.scheme,
+        num_bits=num_bits,
+        method=method,
+        group_size=section.group_size,
+        symmetric=section.symmetric,
+        act_order=section.act_order,
+        kv_cache=section.kv_cache,
+    )
+    calibration = CalibrationSettings(
+        section.calibration.source,
+        section.calibration.num_samples,
+        section.calibration.seq_len,
+        section.calibration.seed,
+    )
+    return QuantizeJob(source, scheme, calibration, root / "quantized", resume=True)
+
+
+def _plan_evaluate(recipe: Recipe, root: Path, source: ModelSource) -> EvaluatePlan:
+    section = recipe.evaluate
+    quick = QuickSettings(section.num_windows, section.seq_len, section.num_cloze_items, section.seed)
+    tasks = TaskSettings(
+        tasks=section.tasks, limit=section.task_limit, allow_task_code=section.allow_task_code
+    )
+    job = EvaluateJob(
+        out=root / "report",
+        quick=quick,
+        tasks=tasks if section.tasks else None,
+        gate=Path(section.gate) if isinstance(section.gate, str) else section.gate,
+    )
+    return plan_evaluate(job, load_tokenizer(source.path), load_text(section.source, "evaluation"))
+
+
+def _check_kv_cache(recipe: Recipe) -> None:
+    """What compile would refuse after the quantization, refused now."""
+    wants_fp8 = recipe.compile.kv_cache == "fp8" and recipe.compile.kv_scale == "calibrated"
+    if wants_fp8 and recipe.quantize.kv_cache != "fp8":
+        raise Refused(
+            "compile.kv_cache is fp8, but quantize.kv_cache calibrates no scales for it. "
+            "Set quantize.kv_cache: fp8, or compile.kv_scale: ones."
+        )
+
+
+def _summary_key(plan: ChainPlan) -> str:
+    digests = [
+        read_manifest(plan.root / name).content_digest for name in ("engine", "baseline-engine", "report")
+    ]
+    serve = plan.recipe.serve
+    return summary_key({"artifacts": digests, "serve": [serve.speculate, serve.host, serve.port]})
+
+
+def _measure(plan: ChainPlan, report: QualityReport, key: str, reporter: Reporter) -> ChainSummary:
+    engine, baseline = Engine.load(plan.engine_job.out), Engine.load(plan.baseline_job.out)
+    reporter.say("measuring decode speed: one stream, 256-token prompt, 128 new tokens, median of 3")
+    speed = measure_decode_speed({"baseline": baseline, "engine": engine})
+    served = ""
+    if report.verdict is not Verdict.FAIL:
+        served = ask_served_engine(plan.engine_job.out, plan.recipe.serve.speculate, reporter)
+    metrics = {metric.name: metric.value for metric in report.metrics}
+    serve = plan.recipe.serve
+    return ChainSummary(
+        key=key,
+        verdict=None if report.verdict is None else str(report.verdict),
+        report=str(plan.root / "report" / "report.html"),
+        serve_command=f"bitsmith serve {plan.engine_job.out} --speculate {serve.speculate} "
+        f"--host {serve.host} --port {serve.port}",
+        size_bytes=Pair(_weight_bytes(plan.source.path), _artifact_bytes(plan.engine_job.out)),
+        perplexity=Pair(metrics["baseline_perplexity"], metrics["perplexity"]),
+        decode_tokens_per_s=Pair(speed["baseline"].tokens_per_s, speed["engine"].tokens_per_s),
+        gigabytes_per_s=Pair(speed["baseline"].gigabytes_per_s, speed["engine"].gigabytes_per_s),
+        baseline=baseline.arithmetic,
+        engine=engine.arithmetic,
+        served=served,
+    )
+
+
+def _weight_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
+def _artifact_bytes(directory: Path) -> int:
+    return sum((directory / name).stat().st_size for name in read_manifest(directory).files)

@@ -1,0 +1,74 @@
+"""The program from outside: exit codes, one JSON document, errors that name the valid choices."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bitsmith.pipeline.main import COMMANDS, main
+
+
+def run_program(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "bitsmith.pipeline.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_help_lists_every_command_and_the_exit_codes() -> None:
+    done = run_program("--help")
+    assert done.returncode == 0
+    for name in COMMANDS:
+        assert name in done.stdout
+    assert "3 the gate says INCONCLUSIVE" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main([name, "--help"])
+    assert exit_info.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused_with_the_list() -> None:
+    done = run_program("quantise")
+    assert done.returncode == 2
+    assert "quantize" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_models_prints_one_json_document() -> None:
+    done = run_program("models", "--json")
+    assert done.returncode == 0
+    assert [model["name"] for model in json.loads(done.stdout)["models"]] == ["smollm2-135m", "gemma3-270m"]
+
+
+def test_an_error_is_one_json_document_too(tmp_path: Path) -> None:
+    done = run_program("inspect", str(tmp_path), "--json")
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["exit_code"] == 2
+    assert "manifest.json" in error["message"]
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_looks_at_everything_and_succeeds() -> None:
+    done = run_program("doctor", "--json")
+    assert done.returncode == 0
+    findings = {finding["subject"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert findings["torch"]["status"] == "ok"
+    assert findings["C++ compiler"]["found"]
+
+
+def test_an_unknown_scheme_lists_the_valid_ones(tmp_path: Path) -> None:
+    done = run_program("quantize", str(tmp_path), "--scheme", "w5a16-gptq", "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert "w4a16-gptq" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_json_before_the_command_is_not_mistaken_for_it() -> None:
+    done = run_program("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("bitsmith ")
