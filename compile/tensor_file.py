@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bitsmith.core.errors import Refused
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from bitsmith.core.errors import Refused
 
 _DTYPES = {
     "BF16": "bfloat16",

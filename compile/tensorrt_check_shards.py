@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
+
 from bitsmith.compile.tensor_file import TensorFile
 from bitsmith.compile.tensorrt_checkpoint import EngineCheckpoint
 from bitsmith.compile.tensorrt_finding import Finding, refuse
 from bitsmith.compile.tensorrt_layout import module_name
 from bitsmith.compile.tensorrt_shard import split_qkv_rows
-from torch import Tensor
 
 _COLUMN = (".attention.qkv.", ".mlp.fc.", ".mlp.gate.")
 _ROW = (".attention.dense.", ".mlp.proj.")

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from bitsmith.compile.decoder_config import DecoderConfig, read_decoder_config
 from bitsmith.compile.tensorrt_checkpoint import EngineCheckpoint
 from bitsmith.compile.tensorrt_engine_config import global_rotary
@@ -27,7 +29,6 @@ from bitsmith.compile.tensorrt_quantization import (
 )
 from bitsmith.compile.tensorrt_rounding import relative_error
 from bitsmith.compile.tensorrt_source import ExportSource, open_source
-from torch import Tensor
 
 # Relative error (Frobenius) that rounding to each grid can explain; measured ones are about a half of it.
 ERROR_LIMITS: Mapping[str | None, float] = {

@@ -7,6 +7,8 @@ while any weights or activations a model can have stay inside.
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
+
 from bitsmith.compile.tensor_file import TensorFile
 from bitsmith.compile.tensorrt_finding import Finding, refuse, warn
 from bitsmith.compile.tensorrt_model import EngineModel
@@ -17,7 +19,6 @@ from bitsmith.compile.tensorrt_quantization import (
     W4A8_AWQ,
     W4A16_AWQ,
 )
-from torch import Tensor
 
 # Suffix -> (largest plausible scale, what it scales): no weights beyond 448, no activations beyond fp16.
 _LIMITS = {

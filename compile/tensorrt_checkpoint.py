@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from bitsmith.compile.tensor_file import TensorFile, open_tensor_file
 from bitsmith.compile.tensorrt_config import read_model
 from bitsmith.compile.tensorrt_layout import module_algo, module_name
@@ -23,7 +25,6 @@ from bitsmith.compile.tensorrt_release import Release
 from bitsmith.compile.tensorrt_shard import join_embedding, join_kv, split_qkv_rows
 from bitsmith.compile.tensorrt_tensors import from_tensors
 from bitsmith.core.errors import Refused
-from torch import Tensor
 
 CONFIG_NAME = "config.json"
 

@@ -6,13 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bitsmith.compile.tensorrt_linear import DenseLinear, Fp8Linear, Int4Linear, Int8Linear, Linear
+from torch import Tensor
+
+from bitsmith.compile.tensorrt_linear import (
+    DenseLinear,
+    Fp8Linear,
+    Int4Linear,
+    Int8Linear,
+    SourceLinear,
+    WeightOnlyLinear,
+)
 from bitsmith.compile.tensorrt_quantization import FP8, FP8_ROWWISE, SQ_PER_CHANNEL, W4A16_AWQ, W8A16
 from bitsmith.compile.tensorrt_source_scheme import SourceScheme
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.errors import Refused
 from bitsmith.quantize.compressed_tensors import PACKED_FORMAT, is_packed, kv_scale_names, unpack_weight
-from torch import Tensor
 
 _UNPACKED_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 
@@ -47,7 +55,7 @@ class CompressedTensorsSource:
     def is_quantized(self, module: str) -> bool:
         return f"{module}.weight_scale" in self.reader
 
-    def linear(self, module: str) -> Linear:
+    def linear(self, module: str) -> SourceLinear:
         if is_packed(module, self.reader.names):
             return self._packed(module)
         weight = self.reader.tensor(f"{module}.weight")
@@ -68,11 +76,10 @@ class CompressedTensorsSource:
         key, value = (float(self.reader.tensor(name).reshape(-1)[0]) for name in names)
         return key, value
 
-    def _packed(self, module: str) -> Linear:
+    def _packed(self, module: str) -> SourceLinear:
         weight = unpack_weight(module, self.reader.tensor, lambda name: name in self.reader, (self.num_bits,))
         if self.num_bits == 8:
-            # TensorRT-LLM's weight-only mode quantizes plain weights itself when it builds.
-            return DenseLinear(weight.dequantize().to(weight.scale.dtype))
+            return WeightOnlyLinear(weight.values, weight.scale, weight.zero_point)
         return Int4Linear(weight.values, weight.scale, weight.zero_point)
 
     def _input_scale(self, module: str) -> Tensor | None:

@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
 from bitsmith.compile.tensor_file import torch_dtype
 from bitsmith.compile.tensorrt_checkpoint import CONFIG_NAME, rank_name
 from bitsmith.compile.tensorrt_engine_config import engine_config
 from bitsmith.compile.tensorrt_fuse import share_scales
 from bitsmith.compile.tensorrt_layout import checkpoint_tensors, is_head_shared, module_name
-from bitsmith.compile.tensorrt_linear import Int4Linear, Linear
+from bitsmith.compile.tensorrt_linear import DenseLinear, Int4Linear, Linear, SourceLinear, WeightOnlyLinear
 from bitsmith.compile.tensorrt_model import EngineModel
 from bitsmith.compile.tensorrt_names import (
     EMBEDDING,
@@ -36,9 +38,13 @@ from bitsmith.compile.tensorrt_shard import (
 from bitsmith.compile.tensorrt_source import ExportSource
 from bitsmith.compile.tensorrt_tensors import to_tensors
 from bitsmith.core.progress import Reporter
-from torch import Tensor
 
 RelativeErrors = dict[str, float]  # Hugging Face module -> error of rounding it again
+
+
+def engine_linear(linear: SourceLinear, dtype: torch.dtype) -> Linear:
+    """Weight-only weights become plain ones: TensorRT-LLM rounds those itself when it builds."""
+    return DenseLinear(linear.dequantize().to(dtype)) if isinstance(linear, WeightOnlyLinear) else linear
 
 
 class CheckpointExport:
@@ -121,7 +127,7 @@ class CheckpointExport:
         linears: dict[str, list[Linear]] = {}
         for group in (*FUSED_GROUPS, ("attention.dense",), ("mlp.proj",)):
             names = [part for name in group for part in hf_linear_names(layer, name)]
-            parts = [self._source.linear(name) for name in names]
+            parts = [engine_linear(self._source.linear(name), self._dtype) for name in names]
             if len(names) > 1:
                 parts, errors = share_scales(parts, ", ".join(names), is_one_layer=len(group) == 1)
                 pairs = zip(names, errors, strict=True)

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
+
 from bitsmith.compile.tensorrt_linear import DenseLinear, Fp8Linear, Int4Linear, Int8Linear, Linear
 from bitsmith.compile.tensorrt_rounding import int4_linear, int8_linear, relative_error, round_fp8
 from bitsmith.core.errors import Refused
-from torch import Tensor
 
 
 def share_scales(

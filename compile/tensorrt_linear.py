@@ -123,7 +123,28 @@ class Int4Linear:
         return replace(self, values=values, scale=scale, zero_point=zero_point, pre_quant_scale=pre_quant)
 
 
+@dataclass(frozen=True, slots=True)
+class WeightOnlyLinear:
+    """Eight-bit weights with dense activations; engines round such weights themselves when they are built.
+
+    values: [out, in] int8. scale: [out, num_groups]. zero_point: [out, num_groups] int8 or None.
+    """
+
+    values: Tensor
+    scale: Tensor
+    zero_point: Tensor | None = None
+
+    @property
+    def is_per_channel(self) -> bool:
+        """One scale for each row and no zero points: what the PyTorch backend reads."""
+        return self.scale.shape[1] == 1 and self.zero_point is None
+
+    def dequantize(self) -> Tensor:
+        return Int4Linear(self.values, self.scale, self.zero_point).dequantize()
+
+
 Linear = DenseLinear | Fp8Linear | Int8Linear | Int4Linear
+SourceLinear = Linear | WeightOnlyLinear
 
 
 def out_features(linear: Linear) -> int:

@@ -6,8 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from bitsmith.compile.tensorrt_int4 import unpack_rows
-from bitsmith.compile.tensorrt_linear import DenseLinear, Fp8Linear, Int4Linear, Int8Linear, Linear
+from bitsmith.compile.tensorrt_linear import (
+    DenseLinear,
+    Fp8Linear,
+    Int4Linear,
+    Int8Linear,
+    SourceLinear,
+    WeightOnlyLinear,
+)
 from bitsmith.compile.tensorrt_quantization import (
     FP8,
     FP8_ROWWISE,
@@ -19,7 +28,6 @@ from bitsmith.compile.tensorrt_quantization import (
 from bitsmith.compile.tensorrt_source_scheme import SourceScheme
 from bitsmith.core.checkpoint import CheckpointReader, read_json_object
 from bitsmith.core.errors import Refused
-from torch import Tensor
 
 QUANT_CONFIG_NAME = "hf_quant_config.json"
 READABLE_ALGOS = (None, FP8, FP8_ROWWISE, W4A16_AWQ, W4A8_AWQ, SQ_PER_CHANNEL, W8A16)
@@ -86,7 +94,7 @@ class ModelOptSource:
     def is_quantized(self, module: str) -> bool:
         return f"{module}.weight_scale" in self.reader
 
-    def linear(self, module: str) -> Linear:
+    def linear(self, module: str) -> SourceLinear:
         weight = self.reader.tensor(f"{module}.weight")
         scale = self._optional(f"{module}.weight_scale")
         if scale is None:
@@ -103,7 +111,7 @@ class ModelOptSource:
         if algo == FP8_ROWWISE:
             return Fp8Linear(weight, scale.float(), None)
         if algo == W8A16:
-            return DenseLinear((weight.float() * scale.unsqueeze(1)).to(self._dtype()))
+            return WeightOnlyLinear(weight, scale.unsqueeze(1))
         if algo == SQ_PER_CHANNEL:
             if input_scale is None:
                 raise Refused(

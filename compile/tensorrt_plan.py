@@ -15,6 +15,7 @@ from bitsmith.compile.tensorrt_finding import Severity
 from bitsmith.compile.tensorrt_fuse import share_scales
 from bitsmith.compile.tensorrt_kv_plan import KvCacheChoice, KvPlan, KvScaleChoice, plan_kv_cache
 from bitsmith.compile.tensorrt_layout import module_name
+from bitsmith.compile.tensorrt_linear import WeightOnlyLinear
 from bitsmith.compile.tensorrt_model import EngineModel
 from bitsmith.compile.tensorrt_names import LINEARS, hf_linear_names
 from bitsmith.compile.tensorrt_quantization import WEIGHT_ONLY, QuantConfig
@@ -188,4 +189,6 @@ def _refuse_inexact(source: ExportSource, model: EngineModel, fallbacks: list[Fa
 def fused_errors(source: ExportSource, parts: list[str], group: tuple[str, ...]) -> list[float]:
     """Relative error that sharing scales costs each part."""
     linears = [source.linear(part) for part in parts]
-    return share_scales(linears, ", ".join(parts), is_one_layer=len(group) == 1)[1]
+    exact = [linear for linear in linears if not isinstance(linear, WeightOnlyLinear)]
+    assert len(exact) == len(linears), parts  # weight-only schemes are refused before
+    return share_scales(exact, ", ".join(parts), is_one_layer=len(group) == 1)[1]

@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import BinaryIO
 
 import torch
+from torch import Tensor
+
 from bitsmith.compile.tensor_file import torch_dtype
 from bitsmith.compile.tensorrt_layout import Specs
-from torch import Tensor
 
 _CODES = {
     "bfloat16": "BF16",

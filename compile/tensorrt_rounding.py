@@ -5,9 +5,10 @@ unified checkpoints divide in bf16 and differ in a few percent of the bytes).
 """
 
 import torch
+from torch import Tensor
+
 from bitsmith.compile.tensorrt_int4 import INT4_MAX, INT4_MIN
 from bitsmith.compile.tensorrt_linear import Fp8Linear, Int4Linear, Int8Linear
-from torch import Tensor
 
 FP8_MAX = 448.0
 INT8_MAX = 127

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from bitsmith.compile.tensorrt_linear import Linear, in_features, join_rows, out_features
 from bitsmith.compile.tensorrt_model import EngineModel
-from torch import Tensor
 
 
 def row_index(num_rows: int, tp_size: int, tp_rank: int) -> Tensor:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from bitsmith.compile.tensorrt_compressed_source import CompressedTensorsSource
-from bitsmith.compile.tensorrt_linear import DenseLinear, Linear
+from bitsmith.compile.tensorrt_linear import DenseLinear, SourceLinear
 from bitsmith.compile.tensorrt_modelopt_source import ModelOptSource, modelopt_section
 from bitsmith.compile.tensorrt_source_scheme import SourceScheme
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.errors import Refused
-from torch import Tensor
 
 
 class ExportSource(Protocol):
@@ -41,7 +42,7 @@ class ExportSource(Protocol):
 
     def is_quantized(self, module: str) -> bool: ...
 
-    def linear(self, module: str) -> Linear: ...
+    def linear(self, module: str) -> SourceLinear: ...
 
     def kv_scales(self, layer: int) -> tuple[float, float] | None:
         """(key, value) scale of a layer's cache, real / stored, for the type that the scheme names."""
@@ -72,7 +73,7 @@ class DenseSource:
     def is_quantized(self, module: str) -> bool:
         return False
 
-    def linear(self, module: str) -> Linear:
+    def linear(self, module: str) -> SourceLinear:
         return DenseLinear(self.reader.tensor(f"{module}.weight"))
 
     def kv_scales(self, layer: int) -> tuple[float, float] | None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
 from bitsmith.compile.decoder_config import read_decoder_config
 from bitsmith.compile.tensorrt_check_source import ERROR_LIMITS
 from bitsmith.compile.tensorrt_finding import Finding, refuse, warn
@@ -12,7 +14,6 @@ from bitsmith.compile.tensorrt_quantization import W4A8_AWQ, W4A16_AWQ
 from bitsmith.compile.tensorrt_rounding import relative_error
 from bitsmith.compile.tensorrt_source import ExportSource, open_source
 from bitsmith.core.errors import Refused
-from torch import Tensor
 
 # What follows a norm is compared together with it, as smoothing moves factors between them.
 _AFTER_NORM = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "gate_proj": 1, "up_proj": 1}

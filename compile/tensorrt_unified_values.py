@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+
 from bitsmith.compile.tensorrt_finding import Finding, refuse, warn
 from bitsmith.compile.tensorrt_quantization import FP8, W4A8_AWQ
 from bitsmith.core.checkpoint import CheckpointReader

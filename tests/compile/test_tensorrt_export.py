@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
 from bitsmith.compile.tensorrt_check import check_engine_checkpoint
 from bitsmith.compile.tensorrt_checkpoint import open_checkpoint
 from bitsmith.compile.tensorrt_engine_layout import lay_out
 from bitsmith.compile.tensorrt_export import CheckpointExport
-from bitsmith.compile.tensorrt_linear import DenseLinear, Int4Linear, Linear
+from bitsmith.compile.tensorrt_linear import DenseLinear, Int4Linear, SourceLinear
 from bitsmith.compile.tensorrt_names import LINEARS, NORMS
 from bitsmith.compile.tensorrt_plan import ExportPlan, ExportSettings, plan_export
 from bitsmith.compile.tensorrt_release import parse_release
@@ -27,10 +32,6 @@ from bitsmith.compile.tensorrt_source import ExportSource, open_source
 from bitsmith.compile.tensorrt_source_scheme import SourceScheme
 from bitsmith.core.errors import Refused
 from bitsmith.core.progress import Reporter
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from safetensors.torch import load_file
-from torch import Tensor
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tensorrt"
 TABLES: dict[str, Any] = json.loads((GOLDEN / "trtllm_0.14_parameters.json").read_text())
@@ -70,7 +71,7 @@ class RoundedSource:
     def kv_scales(self, layer: int) -> tuple[float, float] | None:
         return None if self.scheme.kv_algo is None else (0.01 + layer, 0.02)
 
-    def linear(self, module: str) -> Linear:
+    def linear(self, module: str) -> SourceLinear:
         weight, algo = self.weights[f"{module}.weight"], self.scheme.quant_algo
         if not self.is_quantized(module) or algo in ("W8A16", "W4A16"):
             return DenseLinear(weight)

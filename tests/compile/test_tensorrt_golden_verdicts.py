@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from bitsmith.compile.tensorrt_check import check_engine_checkpoint
 from bitsmith.compile.tensorrt_release import parse_release
 from bitsmith.compile.tensorrt_unified_check import check_unified_checkpoint

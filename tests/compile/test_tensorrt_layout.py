@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from bitsmith.compile.tensorrt_config import read_model
 from bitsmith.compile.tensorrt_engine_layout import engine_parameters
 from bitsmith.compile.tensorrt_release import parse_release

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
 from bitsmith.compile.tensorrt_check import check_engine_checkpoint
 from bitsmith.compile.tensorrt_finding import Severity
 from bitsmith.compile.tensorrt_release import parse_release
 from bitsmith.compile.tensorrt_unified_check import check_unified_checkpoint
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tensorrt"
 SOURCE = GOLDEN / "mo_hf_llama_bf16"
