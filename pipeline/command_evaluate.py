@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     quick = QuickSettings()
     parser.add_argument("candidate", metavar="CANDIDATE", help="an engine, a quantized checkpoint or a model")
     parser.add_argument(
-        "--baseline", required=True, metavar="MODEL", help="what the candidate is held against"
+        "--baseline", required=True, metavar="MODEL", help="what it is held against"
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the report goes")
     parser.add_argument("--gate", type=Path, metavar="FILE", help="YAML file of rules; without: no verdict")
