@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitsmith.compile.engine import Engine
-from bitsmith.compile.job import CompileJob, compile_engine, plan_compile
-from bitsmith.core.artifact import find_finished
+from bitsmith.compile.job import CompileJob, plan_compile
 from bitsmith.core.errors import Refused
-from bitsmith.core.manifest import Manifest, read_manifest
+from bitsmith.core.manifest import read_manifest
 from bitsmith.core.model_ref import ModelSource, resolve_model
 from bitsmith.core.progress import Reporter
 from bitsmith.core.quality import QualityReport, Verdict
@@ -31,6 +30,7 @@ from bitsmith.pipeline.chain_summary import (
 )
 from bitsmith.pipeline.command_evaluate import finished_or_evaluated
 from bitsmith.pipeline.command_quantize import finished_or_quantized, say_plan
+from bitsmith.pipeline.compile_step import finished_or_compiled
 from bitsmith.pipeline.decode_speed import measure_decode_speed
 from bitsmith.pipeline.serve_check import ask_served_engine
 from bitsmith.quantize.calibration import CalibrationSettings
@@ -105,18 +105,6 @@ def run_chain(plan: ChainPlan, reporter: Reporter) -> tuple[ChainSummary, Qualit
     summary = _measure(plan, report, key, reporter)
     write_summary(plan.root, summary)
     return summary, report
-
-
-def finished_or_compiled(job: CompileJob, reporter: Reporter) -> Manifest:
-    """The engine at `job.out` if it was made from the same things, else a new one."""
-    plan = plan_compile(job)
-    manifest = find_finished(job.out, plan.stage_key)
-    if manifest is not None:
-        reporter.say(f"compile: {job.out} is finished already; nothing redone")
-        return manifest
-    manifest = compile_engine(job, plan, reporter)
-    reporter.say(f"compile: wrote {job.out}")
-    return manifest
 
 
 def _quantize_job(recipe: Recipe, root: Path, source: ModelSource) -> QuantizeJob:
