@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitsmith.compile.engine import Engine
-from bitsmith.compile.job import CompileJob, plan_compile
+from bitsmith.compile.job import CompileJob, compile_engine, plan_compile
 from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import read_manifest
 from bitsmith.core.model_ref import ModelSource, resolve_model
@@ -30,7 +30,6 @@ from bitsmith.pipeline.chain_summary import (
 )
 from bitsmith.pipeline.command_evaluate import finished_or_evaluated
 from bitsmith.pipeline.command_quantize import finished_or_quantized, say_plan
-from bitsmith.pipeline.compile_step import finished_or_compiled
 from bitsmith.pipeline.decode_speed import measure_decode_speed
 from bitsmith.pipeline.serve_check import ask_served_engine
 from bitsmith.quantize.calibration import CalibrationSettings
@@ -94,8 +93,8 @@ def plan_chain(recipe: Recipe, root: Path, reporter: Reporter, *, accept_terms: 
 def run_chain(plan: ChainPlan, reporter: Reporter) -> tuple[ChainSummary, QualityReport]:
     """Run or reuse every stage, then measure what is asked of the finished engines."""
     finished_or_quantized(plan.quantize_job, plan.quantize_plan, reporter)
-    finished_or_compiled(plan.engine_job, reporter)
-    finished_or_compiled(plan.baseline_job, reporter)
+    for job in (plan.engine_job, plan.baseline_job):
+        compile_engine(job, plan_compile(job), reporter)
     report = finished_or_evaluated(plan.evaluate_plan, plan.engine_job.out, plan.source.path, reporter)
     key = _summary_key(plan)
     summary = read_summary(plan.root, key)

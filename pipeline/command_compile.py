@@ -4,12 +4,11 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from bitsmith.compile.job import CompileJob
+from bitsmith.compile.job import CompileJob, compile_engine, plan_compile
 from bitsmith.core.manifest import MANIFEST_NAME
 from bitsmith.core.model_ref import resolve_model
 from bitsmith.core.progress import Reporter
 from bitsmith.pipeline.command_result import CommandResult
-from bitsmith.pipeline.compile_step import finished_or_compiled
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,11 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="what products take their inputs in; auto (the default) is printed once resolved",
     )
-    parser.add_argument("--max-batch-size", type=int, metavar="N", help="requests in one step")
-    parser.add_argument("--max-num-tokens", type=int, metavar="N", help="tokens in one step")
     parser.add_argument(
-        "--max-model-len", type=int, metavar="N", help="tokens of one request in all"
+        "--max-batch-size", type=int, metavar="N", default=32, help="requests in one step (32)"
     )
+    parser.add_argument(
+        "--max-num-tokens", type=int, metavar="N", default=1024, help="tokens in one step (1024)"
+    )
+    parser.add_argument("--max-model-len", type=int, metavar="N", help="tokens of one request in all")
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: the machine's cores")
     parser.add_argument("--accept-terms", action="store_true", help="accept a demo model's terms of use")
 
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
         kv_scale=args.kv_scale,
         num_threads=args.num_threads,
     )
-    manifest = finished_or_compiled(job, reporter)
+    manifest = compile_engine(job, plan_compile(job), reporter)
     document = {
         "path": str(args.out),
         "content_digest": manifest.content_digest,
