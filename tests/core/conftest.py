@@ -50,7 +50,7 @@ def make_tokenizer() -> TokenizerMaker:
                 single="<bos> $A", special_tokens=[("<bos>", 256)]
             )
         ends = {"eos_token": "<eos>"} if has_eos else {}
-        return PreTrainedTokenizerFast(
+        return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=tokenizer, bos_token="<bos>", chat_template=template, **ends
         )
 

@@ -197,9 +197,9 @@ def test_a_path_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 def test_a_number_that_is_not_finite_finishes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    with pytest.raises(WorkFailed, match=r"details\.metrics\[1\]\.value is not a finite number"):
-        with write_artifact(spec_of(path)) as pending:
-            pending.details = {"metrics": [{"value": 1.0}, {"value": float("nan")}]}
+    said = r"details\.metrics\[1\]\.value is not a finite number"
+    with pytest.raises(WorkFailed, match=said), write_artifact(spec_of(path)) as pending:
+        pending.details = {"metrics": [{"value": 1.0}, {"value": float("nan")}]}
     assert not path.exists()
 
 

@@ -138,7 +138,7 @@ def write_gguf(tmp_path: Path) -> GGUFMaker:
 
 def llama(**extra: Any) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**COMMON | {"tie_word_embeddings": False} | extra))  # type: ignore[no-untyped-call]
+    return LlamaForCausalLM(LlamaConfig(**COMMON | {"tie_word_embeddings": False} | extra))
 
 
 def gemma() -> Gemma3ForCausalLM:
@@ -215,8 +215,12 @@ def test_llama3_rotary_scaling_is_recovered(
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    sizes = COMMON | {"max_position_embeddings": 65536}
-    scaled = LlamaForCausalLM(LlamaConfig(**sizes, rope_theta=500000.0, rope_scaling=scaling))
+    sizes: dict[str, Any] = {
+        "max_position_embeddings": 65536,
+        "rope_theta": 500000.0,
+        "rope_scaling": scaling,
+    }
+    scaled = LlamaForCausalLM(LlamaConfig(**COMMON | sizes))
     plain = 500000.0 ** -(np.arange(0, 16, 2) / 16)
     divisors = (plain / scaled.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
     path = write_gguf("llama", scaled, add_rope_freq_base=500000.0)

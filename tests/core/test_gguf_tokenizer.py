@@ -1,6 +1,7 @@
 """Tokenizers rebuilt from GGUF metadata: splitting rules, merges, special tokens."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def rebuilt(metadata: dict[str, Any], path: Path) -> PreTrainedTokenizerBase:
 
 
 def pieces_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
-    return tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False).input_ids)  # type: ignore[no-any-return]
+    token_ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return list(tokenizer.convert_ids_to_tokens(token_ids))
 
 
 # "Ġ" is the byte-level spelling of a space. The merges let every rule show where it cuts.
@@ -153,7 +155,7 @@ def test_sentencepiece_agrees_with_its_definition(
     scores = {p.replace(" ", SPACE): (kind == USER, score) for p, score, kind in PIECES}
     pieces = list(text.replace(" ", SPACE))
     while True:
-        pairs = [(scores[a + b], -i) for i, (a, b) in enumerate(zip(pieces, pieces[1:])) if a + b in scores]
+        pairs = [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in scores]
         if not pairs:
             break
         at = -max(pairs)[1]

@@ -1,8 +1,8 @@
 import io
+import time
 
 from rich.console import Console
 
-from bitsmith.core import progress
 from bitsmith.core.progress import Reporter
 
 
@@ -19,7 +19,7 @@ def test_plain_lines_where_there_is_no_terminal(spoken: io.StringIO, reporter: R
 
 def test_long_work_is_reported_on_the_way(spoken: io.StringIO, reporter: Reporter, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     clock = iter(range(0, 1000, 4))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     list(reporter.track(range(6), total=6, label="Layers"))
     # An item every 4 s, a line at least 10 s after the last: items 3 and 6.
     assert spoken.getvalue().splitlines() == [

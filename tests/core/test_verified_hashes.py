@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bitsmith.core import verified_hashes
+from bitsmith.core.cache import cache_dir
 from bitsmith.core.digest import sha256_bytes, sha256_file
 from bitsmith.core.verified_hashes import HashCache
 
@@ -67,7 +68,7 @@ def test_a_file_that_has_just_changed_is_not_remembered(
     path = tmp_path / "f"
     path.write_bytes(b"one")
     hashed(path)
-    assert not list(verified_hashes.cache_dir().glob("*.json"))
+    assert not list(cache_dir().glob("*.json"))
 
 
 @pytest.mark.parametrize("content", ["", "nonsense", "[1]", '{"key": 3}'])
