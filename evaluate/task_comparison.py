@@ -54,7 +54,8 @@ def _pairs(task: str, baseline: Sequence[_Item], candidate: Sequence[_Item]) -> 
     by_key = {_key(item): item for item in candidate}
     if len(by_key) != len(candidate) or len(baseline) != len(candidate) or not baseline:
         raise Refused(
-            f"Task {task!r}: the baseline has {len(baseline)} items, the candidate {len(candidate)}."
+            f"Task {task!r}: {len(baseline)} items for the baseline, {len(candidate)} for the candidate; "
+            "they cannot be paired."
         )
     pairs = []
     for item in baseline:
