@@ -151,7 +151,7 @@ def _by_position(windows: Sequence[TokenScores]) -> list[dict[str, Any]]:
         {
             "first": int(positions[0]) + 1,
             "last": int(positions[-1]) + 1,
-            "top1_agreement": float(agreement[positions].mean()),
+            "top1_agreement": finite_or_none(float(agreement[positions].mean())),
             "kl_mean": finite_or_none(float(kl[positions].mean())),
         }
         for positions in bins

@@ -37,8 +37,8 @@ def compare_task(outline: TaskOutline, baseline: HarnessRun, candidate: HarnessR
     not_measured: dict[str, str] = {}
     for score in outline.scores:
         chosen = [pair for pair in pairs if pair[0]["filter"] == score.filter_name]
-        before = [_number(item.get(score.metric)) for item, _ in chosen]
-        after = [_number(item.get(score.metric)) for _, item in chosen]
+        before = [_score(outline, item, score.metric) for item, _ in chosen]
+        after = [_score(outline, item, score.metric) for _, item in chosen]
         void = why_void(before, _chance(outline, chosen)) if score.name.higher_is_better else None
         if void is None:
             measurements += score_measurements(score.name, before, after)
@@ -73,7 +73,11 @@ def _key(item: _Item) -> tuple[Any, ...]:
     return item["doc_id"], item["doc_hash"], item["filter"]
 
 
-def _number(value: Any) -> float:
+def _score(outline: TaskOutline, item: _Item, metric: str) -> float:
+    """NaN where a likelihood is: lm-eval's arg-max would take NaN for the best answer."""
+    value = item.get(metric)
+    if any(map(math.isnan, _logprobs(outline, item))):
+        return math.nan
     return float(value) if isinstance(value, bool | int | float | np.number) else math.nan
 
 

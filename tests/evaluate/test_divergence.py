@@ -20,7 +20,7 @@ def test_against_the_sum_written_out() -> None:
     assert scores.kl == pytest.approx([0.5 * math.log(2) - 0.25 * math.log(2), 0.0], abs=1e-7)
     assert scores.baseline_logprob == pytest.approx([math.log(0.5), math.log(0.8)], abs=1e-6)
     assert scores.candidate_logprob == pytest.approx([math.log(0.25), math.log(0.8)], abs=1e-6)
-    assert scores.same_top1.tolist() == [False, True]
+    assert scores.same_top1.tolist() == [0.0, 1.0]
     assert scores.delta_p == pytest.approx([-0.25, 0.0], abs=1e-7)
 
 
@@ -53,12 +53,14 @@ def test_a_token_that_only_the_candidate_rules_out_is_infinitely_far() -> None:
 def test_nan_logits_stay_nan() -> None:
     broken = CANDIDATE.clone()
     broken[1, 1] = torch.nan
-    assert np.isnan(compare_logits(BASELINE, broken, torch.tensor([0, 2])).kl[1])
+    scores = compare_logits(BASELINE, broken, torch.tensor([0, 1]))
+    assert np.isnan([scores.kl[1], scores.same_top1[1], scores.candidate_logprob[1], scores.delta_p[1]]).all()
+    assert np.isfinite([scores.kl[0], scores.same_top1[0]]).all()
 
 
 def _window(ln_drop: float, kl: float, same: list[bool]) -> TokenScores:
     baseline = np.full(4, -2.0)
-    return TokenScores(baseline, baseline - ln_drop, np.full(4, kl), np.array(same))
+    return TokenScores(baseline, baseline - ln_drop, np.full(4, kl), np.array(same, dtype=np.float64))
 
 
 def test_metrics_of_known_windows() -> None:
@@ -83,7 +85,7 @@ def test_pairing_shrinks_the_error() -> None:
     for level in generator.normal(-3, 0.5, size=30):  # windows differ much in difficulty
         baseline = level + generator.normal(0, 0.1, size=50)
         drop = 0.01 + generator.normal(0, 0.005, size=50)
-        windows.append(TokenScores(baseline, baseline - drop, np.zeros(50), np.ones(50, dtype=bool)))
+        windows.append(TokenScores(baseline, baseline - drop, np.zeros(50), np.ones(50)))
     metrics = {m.metric.name: m.metric for m in token_measurements(windows)}
     paired, unpaired = metrics["ln_perplexity_difference"], metrics["perplexity"]
     assert paired.stderr is not None and unpaired.stderr is not None
