@@ -17,7 +17,7 @@ _VNNI_FLAGS = frozenset({"avx512_vnni", "avx_vnni"})
 
 @dataclass(frozen=True, slots=True)
 class KVCacheChoice:
-    """kv_scales: for each layer (key scale, value scale). are_calibrated: whether they come from calibration."""
+    """kv_scales: for each layer (key scale, value scale). are_calibrated: measured, not set to one."""
 
     kv_cache: KVCacheType
     kv_scales: tuple[tuple[float, float], ...]
@@ -42,7 +42,7 @@ def resolve_kv_cache(
     requested: Literal["auto"] | KVCacheType,
     kv_scale: KVScale,
 ) -> KVCacheChoice:
-    """auto: what the checkpoint declares, else bf16. fp8 needs calibrated scales unless `ones` are asked for."""
+    """auto: what the checkpoint declares, else bf16. fp8 needs calibrated scales, or `ones` asked for."""
     declared: KVCacheType = "fp8" if source.kv_cache_type == "fp8" else "bf16"
     kv_cache = declared if requested == "auto" else requested
     ones = ((1.0, 1.0),) * config.num_layers
@@ -56,7 +56,7 @@ def resolve_kv_cache(
 
 
 def _calibrated_scales(source: WeightSource, config: DecoderConfig) -> tuple[tuple[float, float], ...]:
-    remedy = "Quantize with --kv-cache fp8, take --kv-cache bf16, or accept scales of one with --kv-scale ones."
+    remedy = "Quantize with --kv-cache fp8, take --kv-cache bf16, or set scales of one with --kv-scale ones."
     scales = []
     for layer_index in range(config.num_layers):
         pair = source.kv_scales(layer_index)

@@ -1,4 +1,4 @@
-"""What must hold before anything of an engine is loaded: kind, hashes, versions, processor, layouts, trust."""
+"""What must hold before anything of an engine is loaded: versions, processor, layouts, hashes, trust."""
 
 from pathlib import Path
 from typing import Any

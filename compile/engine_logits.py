@@ -35,7 +35,7 @@ class EngineLogitsModel:
         return self._engine.max_model_len
 
     def score(self, requests: Sequence[ScoringRequest]) -> Iterator[Tensor]:
-        """Short requests share a step; a long one is computed in chunks, which changes nothing in its logits."""
+        """Short requests share a step; a long one is computed in chunks, which leaves its logits the same."""
         for request in requests:
             if len(request.token_ids) > self.max_model_len:
                 raise Refused(
@@ -76,7 +76,7 @@ class EngineLogitsModel:
             steps.append(RequestStep(request.token_ids, 0, blocks, request.num_scored))
             first_block += num_blocks
         logits = self._execute(steps, first_block)
-        yield from logits.split([request.num_scored for request in wave])
+        yield from torch.split(logits, [request.num_scored for request in wave])
 
     def _score_long(self, request: ScoringRequest) -> Tensor:
         num_tokens = len(request.token_ids)

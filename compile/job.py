@@ -35,7 +35,7 @@ def compile_engine(job: CompileJob, plan: CompilePlan, reporter: Reporter) -> Ma
     """Write the engine at `job.out`, or find it finished there. Raises WorkFailed beyond a parity limit."""
     finished = find_finished(job.out, plan.stage_key)
     if finished is not None:
-        reporter.say(f"{job.out} was compiled before from the same checkpoint and settings; nothing is redone.")
+        reporter.say(f"{job.out} is finished already, from the same checkpoint and settings; nothing redone.")
         return finished
     _say_plan(plan, reporter)
     library = build_operators(reporter)
@@ -138,6 +138,6 @@ def _say_parity(record: ParityRecord, reporter: Reporter) -> None:
     limit = record.limit
     if not record.is_within_limit:
         raise WorkFailed(
-            f"The engine differs too much from its reference: {limit.metric} is {record.decisive:.3e}, the limit "
-            f"is {limit.limit:.0e} ({limit.reason}). The engine was not finished."
+            f"The engine differs too much from its reference: {limit.metric} is {record.decisive:.3e}, "
+            f"the limit is {limit.limit:.0e} ({limit.reason}). The engine was not finished."
         )

@@ -97,7 +97,9 @@ def measure_parity(engine: Engine, directory: Path, source: WeightSource) -> Par
     }
     overall = LogitComparison()
     phases = {
-        name: _compare(engine, windows, steps, reference, overall) for name, steps in schedule.items() if steps
+        name: _compare(engine, windows, steps, reference, overall)
+        for name, steps in schedule.items()
+        if steps
     }
     fp8_kv = None
     if engine.plan.kv_cache == "fp8":

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from bitsmith.compile.batch import RequestStep, build_model_input, num_blocks_for
@@ -55,7 +56,10 @@ def decode_steps(num_windows: int, seq_len: int, limits: EngineLimits) -> list[S
 
 
 def mixed_steps(num_windows: int, seq_len: int, limits: EngineLimits) -> list[Step]:
-    """Batches of one decoded token, a later chunk of a prompt, and a new prompt. None if one request fills a step."""
+    """One batch of a decoded token, a later chunk of a prompt, and a new prompt.
+
+    No steps where the engine cannot take two requests at once.
+    """
     num_together = min(_NUM_MIXED, num_windows, limits.max_batch_size)
     chunk = min(seq_len // 2, (limits.max_num_tokens - 1) // 2)
     if num_together < 2 or chunk < 1:
@@ -74,7 +78,9 @@ def _chunks(window: int, start: int, end: int, limits: EngineLimits, *, wants_lo
     return [Piece(window, at, min(at + size, end), wants_logits) for at in range(start, end, size)]
 
 
-def run_steps(engine: Engine, windows: Sequence[Sequence[int]], steps: Sequence[Step]) -> Iterator[tuple[Piece, Tensor]]:
+def run_steps(
+    engine: Engine, windows: Sequence[Sequence[int]], steps: Sequence[Step]
+) -> Iterator[tuple[Piece, Tensor]]:
     """Pieces that want logits, each with its logits [end - start, vocab_size]."""
     blocks = _scattered_blocks(len(windows), num_blocks_for(max(map(len, windows))))
     kv_cache = engine.new_kv_cache(sum(map(len, blocks)))
@@ -90,7 +96,8 @@ def run_steps(engine: Engine, windows: Sequence[Sequence[int]], steps: Sequence[
         ]
         logits = engine.execute(build_model_input(requests), kv_cache)
         wanted = [piece for piece in step if piece.wants_logits]
-        yield from zip(wanted, logits.split([piece.end - piece.start for piece in wanted]), strict=True)
+        rows = torch.split(logits, [piece.end - piece.start for piece in wanted])
+        yield from zip(wanted, rows, strict=True)
 
 
 def _scattered_blocks(num_windows: int, num_blocks: int) -> list[list[int]]:

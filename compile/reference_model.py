@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ def load_reference(source: WeightSource) -> PreTrainedModel:
     """The architecture in transformers, filled one weight at a time. No remote code, no quantized kernels."""
     config = AutoConfig.for_model(**{k: v for k, v in source.config.items() if k not in _LEFT_OUT})
     with no_init_weights():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
         )
     with torch.no_grad():
@@ -35,7 +36,8 @@ def load_reference(source: WeightSource) -> PreTrainedModel:
             if name not in source:
                 raise Refused(f"{source.path} has no weight {name!r} for the transformers reference.")
             parameter.copy_(source.dequantized(name))
-    return model.eval()
+    model.train(False)
+    return model
 
 
 class TransformersLogitsModel:
@@ -84,15 +86,16 @@ class TransformersGenerator:
 
     def _generate_one(self, prompt: Sequence[int], params: SamplingParams) -> GeneratedText:
         _refuse_unsupported(params)
-        config = GenerationConfig(
+        config = GenerationConfig(  # type: ignore[no-untyped-call]
             max_new_tokens=params.max_tokens,
             do_sample=False,
             eos_token_id=self._stop_token_ids(params) or None,
             pad_token_id=0,
         )
         inputs = torch.tensor([list(prompt)])
+        generate: Any = self._model.generate
         with torch.inference_mode():
-            output = self._model.generate(
+            output = generate(
                 inputs,
                 attention_mask=torch.ones_like(inputs),
                 generation_config=config,
@@ -108,7 +111,7 @@ class TransformersGenerator:
         return sorted({*eos_ids, *params.stop_token_ids})
 
     def _finish(self, token_ids: tuple[int, ...], params: SamplingParams) -> GeneratedText:
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        text = str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
         cuts = [position for stop in params.stop if (position := text.find(stop)) >= 0]
         if cuts:
             return GeneratedText(text[: min(cuts)], token_ids, "stop")

@@ -39,9 +39,9 @@ def require_trusted(engine_path: Path, content_digest: str) -> None:
     """Raises Refused unless this user built the engine on this machine."""
     if content_digest not in _read(cache_dir() / _LIST_NAME).get(_machine(), []):
         raise Refused(
-            f"{engine_path} was not built by you on this machine, and an engine is machine code that runs with "
-            "your rights. Compile it here from its checkpoint, or load it with --trust-engine if you trust "
-            "where it came from."
+            f"{engine_path} was not built by you on this machine, and an engine is machine code that runs "
+            "with your rights. Compile it here from its checkpoint, or load it with --trust-engine if you "
+            "trust where it came from."
         )
 
 
