@@ -31,13 +31,18 @@ def build_model_input(steps: Sequence[RequestStep]) -> ModelInput:
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    starts, seq_lens, wanted = [0], [], []
+    starts = [0]
+    seq_lens: list[int] = []
+    wanted: list[int] = []
     for step in steps:
         end = step.start + len(step.token_ids)
         assert num_blocks_for(end) <= len(step.block_ids), (end, len(step.block_ids))
         token_ids.extend(step.token_ids)
         positions.extend(range(step.start, end))
-        slots.extend(step.block_ids[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(step.start, end))
+        slots.extend(
+            step.block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+            for position in range(step.start, end)
+        )
         starts.append(len(token_ids))
         seq_lens.append(end)
         wanted.extend(range(len(token_ids) - step.num_logits, len(token_ids)))

@@ -33,7 +33,7 @@ class JoinedLinear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis; the weight holds the whole gain (a stored +1 is added before)."""
+    """x / rms(x) * weight over the last axis; the weight is the whole gain (a stored +1 is in it)."""
 
     weight: Tensor
 
@@ -67,7 +67,7 @@ class RotaryAngles(nn.Module):
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each (first half, second half) pair. heads: [T, H, head_size]; cos, sin: [T, 1, head_size / 2]."""
+    """Rotate (first half, second half) pairs. heads: [T, H, head_size]; cos, sin: [T, 1, head_size / 2]."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
@@ -98,10 +98,10 @@ class Attention(nn.Module):
         config = self.config
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         heads = self.qkv(hidden).unflatten(1, (num_heads + 2 * num_kv_heads, config.head_size))
-        rotated, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+        rotated, value = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
         if config.qk_norm:
             rotated = self.head_norm(rotated)
-        query, key = rotate(rotated, *angles).split((num_heads, num_kv_heads), dim=1)
+        query, key = torch.split(rotate(rotated, *angles), [num_heads, num_kv_heads], dim=1)
         key_cache, value_cache = caches
         torch.ops.bitsmith.write_kv_cache(
             key, value, key_cache, value_cache, slot_mapping, self.key_scale, self.value_scale

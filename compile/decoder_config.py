@@ -21,18 +21,24 @@ _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gel
 
 # Keys that say nothing about the forward pass, beside those of every transformers configuration.
 _HARMLESS_KEYS = frozenset(
-    "attention_dropout auto_map bos_token_id cache_implementation dtype embd_pdrop eos_token_id "
-    "initializer_range is_llama_config pad_token_id pretraining_tp quantization_config resid_pdrop "
-    "torch_dtype transformers.js_config transformers_version use_cache max_window_layers "
-    "use_sliding_window original_max_position_embeddings".split()
-)
+    {
+        "attention_dropout", "auto_map", "bos_token_id", "cache_implementation", "dtype", "embd_pdrop",
+        "eos_token_id", "initializer_range", "is_llama_config", "max_window_layers",
+        "original_max_position_embeddings", "pad_token_id", "pretraining_tp", "quantization_config",
+        "resid_pdrop", "torch_dtype", "transformers.js_config", "transformers_version", "use_cache",
+        "use_sliding_window",
+    }
+)  # fmt: skip
 _READ_KEYS = frozenset(
-    "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-    "num_key_value_heads head_dim hidden_act hidden_activation rms_norm_eps tie_word_embeddings "
-    "rope_parameters rope_theta rope_scaling rope_local_base_freq attention_bias mlp_bias sliding_window "
-    "layer_types sliding_window_pattern query_pre_attn_scalar final_logit_softcapping "
-    "attn_logit_softcapping max_position_embeddings partial_rotary_factor".split()
-)
+    {
+        "attention_bias", "attn_logit_softcapping", "final_logit_softcapping", "head_dim", "hidden_act",
+        "hidden_activation", "hidden_size", "intermediate_size", "layer_types", "max_position_embeddings",
+        "mlp_bias", "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+        "partial_rotary_factor", "query_pre_attn_scalar", "rms_norm_eps", "rope_local_base_freq",
+        "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "sliding_window_pattern",
+        "tie_word_embeddings", "vocab_size",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,7 @@ def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         full: dict[str, Any] = AutoConfig.for_model(**given).to_dict()
     except Exception as error:  # transformers raises many types for an invalid configuration
-        raise Refused(f"config.json is not a valid {config.get('model_type')} configuration: {error}") from error
+        raise Refused(f"config.json is not a valid {given['model_type']} configuration: {error}") from error
     return full
 
 

@@ -1,4 +1,4 @@
-"""Everything that decides the decoder's graph: configuration, arithmetic, shape of each linear layer, KV scales.
+"""Everything that decides the decoder's graph: configuration, arithmetic, linear shapes, KV scales.
 
 It is stored in the engine as `decoder.json`, so that the same module can be built again without compiling.
 """

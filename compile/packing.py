@@ -32,7 +32,7 @@ class PackedModule:
 
 @dataclass(frozen=True, slots=True)
 class _LinearNames:
-    """A joined linear module of the decoder, the checkpoint's modules behind it, and whether they have biases."""
+    """A joined linear module of the decoder, and the checkpoint's modules behind it."""
 
     name: str
     sources: tuple[str, ...]

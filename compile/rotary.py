@@ -61,15 +61,14 @@ def parse_rotary(parameters: Mapping[str, Any], max_positions: int) -> RotaryCon
     """RotaryConfig of one standardised `rope_parameters` mapping; Refused names what is not supported."""
     rope_type = parameters.get("rope_type", "default")
     if rope_type not in _PARAMETER_NAMES:
-        raise Refused(
-            f"config.json: rope_type {rope_type!r} is not supported (supported: {', '.join(_PARAMETER_NAMES)})."
-        )
+        supported = ", ".join(_PARAMETER_NAMES)
+        raise Refused(f"config.json: rope_type {rope_type!r} is not supported (supported: {supported}).")
     given = {name: value for name, value in parameters.items() if value is not None}
     unknown = sorted(given.keys() - _PARAMETER_NAMES[rope_type] - _COMMON_NAMES)
     if unknown:
         raise Refused(f"config.json: rope parameter {unknown[0]!r} is not known for rope_type {rope_type!r}.")
-    if given.get("partial_rotary_factor", 1.0) != 1.0:
-        raise Refused(f"config.json: partial_rotary_factor {given['partial_rotary_factor']} is not supported.")
+    if (rotated_frac := given.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise Refused(f"config.json: partial_rotary_factor {rotated_frac} is not supported.")
     theta = float(given["rope_theta"])
     if rope_type == "default":
         return RotaryConfig("default", theta)

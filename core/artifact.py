@@ -59,7 +59,7 @@ def read_finished(path: Path, kind: ArtifactKind) -> Manifest:
     """Manifest of a finished artifact of the given kind; Refused otherwise."""
     manifest = read_manifest(path)
     if manifest.kind != kind:
-        raise Refused(f"{path} is a {manifest.kind}; a {kind} is needed here.")
+        raise Refused(f"{path} is an artifact of kind {manifest.kind}; {kind} is needed here.")
     return manifest
 
 

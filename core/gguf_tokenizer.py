@@ -74,8 +74,8 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre")
     if pre not in _SPLITS:
         raise Refused(f"GGUF field tokenizer.ggml.pre is {pre!r}; known are {', '.join(_SPLITS)}.")
-    vocab = {token: token_id for token_id, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    merges = [_split_merge(merge) for merge in metadata["tokenizer.ggml.merges"]]
+    vocab = {token: token_id for token_id, token in enumerate(_required(metadata, "tokens"))}
+    merges = [_split_merge(merge) for merge in _required(metadata, "merges")]
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _WHOLE_WORDS_FIRST))
     split = _SPLITS[pre]
     steps: list[pre_tokenizers.PreTokenizer] = []
@@ -91,15 +91,22 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
+def _required(metadata: Mapping[str, Any], name: str) -> Any:
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    if value is None:
+        raise Refused(f"The GGUF file has no field tokenizer.ggml.{name}; its tokenizer cannot be rebuilt.")
+    return value
+
+
 def _split_merge(merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     return left, right
 
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
-    tokens = [_respelled(token) for token in metadata["tokenizer.ggml.tokens"]]
+    tokens = [_respelled(token) for token in _required(metadata, "tokens")]
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    merges = _merges_of(tokens, metadata["tokenizer.ggml.scores"], metadata["tokenizer.ggml.token_type"])
+    merges = _merges_of(tokens, _required(metadata, "scores"), _required(metadata, "token_type"))
     unk_id = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     model = models.BPE(vocab, merges, unk_token=tokens[unk_id], fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
@@ -139,8 +146,8 @@ def _merges_of(tokens: Sequence[str], scores: Sequence[float], types: Sequence[i
 
 
 def _add_special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
-    types = metadata["tokenizer.ggml.token_type"]
-    tokens = [_respelled(token) for token in metadata["tokenizer.ggml.tokens"]]
+    types = _required(metadata, "token_type")
+    tokens = [_respelled(token) for token in _required(metadata, "tokens")]
     added = [
         AddedToken(token, normalized=False, special=kind == TokenType.CONTROL)
         for token, kind in zip(tokens, types, strict=True)
@@ -180,11 +187,11 @@ def _special_token(metadata: Mapping[str, Any], name: str) -> tuple[str, int]:
     token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
     if token_id is None:
         raise Refused(f"GGUF says that {name.upper()} is added, but has no tokenizer.ggml.{name}_token_id.")
-    return metadata["tokenizer.ggml.tokens"][token_id], token_id
+    return _required(metadata, "tokens")[token_id], token_id
 
 
 def _tokenizer_config(metadata: Mapping[str, Any], max_length: int) -> dict[str, Any]:
-    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens = _required(metadata, "tokens")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,

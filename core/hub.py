@@ -40,7 +40,7 @@ def fetch_snapshot(ref: str, reporter: Reporter) -> Snapshot:
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise Refused(
-            f"{ref} could not be fetched from the Hugging Face hub: {reason} "
+            f"{ref} could not be fetched from the Hugging Face hub: {reason.rstrip('.')}. "
             "Check the name, the network and `hf auth login`, or give a local directory."
         ) from error
     return Snapshot(repository, path, path.name)

@@ -23,10 +23,10 @@ class Reporter:
     def say(self, text: str) -> None:
         """One line of plain text; markup in it is not interpreted."""
         if not self._quiet:
-            self.console.print(text, markup=False, soft_wrap=True)
+            self.console.print(text, markup=False, emoji=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+        self.console.print(f"warning: {text}", style="yellow", markup=False, emoji=False, soft_wrap=True)
 
     def track(self, items: Iterable[Item], *, total: int, label: str) -> Iterator[Item]:
         """Yield the items, showing how many are done and when the rest will be."""

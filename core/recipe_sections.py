@@ -54,8 +54,8 @@ class CompileSection:
     target: Literal["cpu"] = "cpu"
     kv_cache: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
     activations: Literal["auto", "int8", "bf16", "fp32"] = "auto"
-    max_batch_size: Positive | None = None
-    max_num_tokens: Positive | None = None
+    max_batch_size: Positive = 32
+    max_num_tokens: Positive = 1024
     max_model_len: Positive | None = None
     kv_scale: Literal["calibrated", "ones"] = "calibrated"
     num_threads: Positive | None = None

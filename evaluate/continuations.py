@@ -3,6 +3,7 @@
 Knows nothing of text, tokenizers or tasks.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,4 +90,6 @@ def _score(
     targets = torch.tensor(continuation, dtype=torch.int64)  # [num_continuation]
     rows = logits[-len(continuation) :]
     logprob = float(target_logprobs(rows, targets).sum())
-    return ContinuationScore(logprob, bool((rows.argmax(dim=-1) == targets).all()), num_truncated)
+    # arg-max takes NaN for the largest: broken logits must not count as the greedy choice.
+    is_greedy = not math.isnan(logprob) and bool((rows.argmax(dim=-1) == targets).all())
+    return ContinuationScore(logprob, is_greedy, num_truncated)

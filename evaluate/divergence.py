@@ -3,7 +3,8 @@
 Pure functions on logits. Knows nothing of texts, windows of a text, or where the logits came from.
 Terms, for one position with true next token y: `logprob` is ln p(y) in nats; `kl` is
 KL(P_baseline || P_candidate) over the whole vocabulary in nats; `same_top1` says that both put their
-largest logit on the same token; `delta_p` is p_candidate(y) - p_baseline(y).
+largest logit on the same token (1 or 0); `delta_p` is p_candidate(y) - p_baseline(y). Where a logit is
+NaN, all of them are NaN: an arg-max would take the NaN for the largest, and agree by accident.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ class TokenScores:
     baseline_logprob: NDArray[np.float64]
     candidate_logprob: NDArray[np.float64]
     kl: NDArray[np.float64]
-    same_top1: NDArray[np.bool_]
+    same_top1: NDArray[np.float64]
 
     @property
     def delta_p(self) -> NDArray[np.float64]:
@@ -60,12 +61,13 @@ def _compare_rows(baseline: torch.Tensor, candidate: torch.Tensor, targets: torc
     # Where the baseline gives a token no mass at all, its term is 0 by the limit p ln p -> 0, not NaN.
     difference = difference.masked_fill(baseline_log == -torch.inf, 0.0)
     kl = (baseline_log.exp() * difference).sum(dim=-1)
+    same_top1 = (baseline.argmax(dim=-1) == candidate.argmax(dim=-1)).double()
     return TokenScores(
         baseline_logprob.numpy(),
         candidate_logprob.numpy(),
         # Rounding can leave a sum of -1e-17 where the truth is 0; NaN stays NaN.
         kl.clamp_min(0.0).numpy(),
-        (baseline.argmax(dim=-1) == candidate.argmax(dim=-1)).numpy(),
+        same_top1.masked_fill(kl.isnan(), torch.nan).numpy(),
     )
 
 

@@ -10,18 +10,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import lm_eval.utils
-from jinja2 import StrictUndefined
+from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 from lm_eval.api.task import Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.evaluator import evaluate
 
-from bitsmith.core.errors import Refused
+from bitsmith.core.errors import Refused, WorkFailed
 from bitsmith.evaluate.lm_eval_model import AnswerNotes, HarnessModel
 from bitsmith.evaluate.task_files import TaskSelection
 
 # lm-eval and `datasets` raise whatever they meet; these are what a file or a missing network causes.
-_LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError)
+_LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    RuntimeError,
+    TemplateError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +69,18 @@ def run_tasks(model: HarnessModel, selection: TaskSelection) -> HarnessRun:
     with sandboxed_templates():
         loaded = load_tasks(selection)
         use_template = selection.settings.use_chat_template
-        results: Any = evaluate(
-            lm=model,
-            task_dict=loaded,
-            limit=selection.settings.limit,
-            bootstrap_iters=0,  # its errors ignore the pairing; ours are computed from the items
-            log_samples=True,
-            apply_chat_template=use_template,
-            fewshot_as_multiturn=use_template,
-        )
+        try:
+            results: Any = evaluate(
+                lm=model,
+                task_dict=loaded,
+                limit=selection.settings.limit,
+                bootstrap_iters=0,  # its errors ignore the pairing; ours are computed from the items
+                log_samples=True,
+                apply_chat_template=use_template,
+                fewshot_as_multiturn=use_template,
+            )
+        except TemplateError as error:
+            raise WorkFailed(f"A template of the tasks could not be rendered: {error}.") from error
     return HarnessRun(results["samples"], results["results"], results["n-shot"], model.notes)
 
 

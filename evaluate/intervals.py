@@ -205,8 +205,10 @@ def agresti_min_bounds(
 def mcnemar_exact(num_lost: int, num_gained: int) -> float:
     """Two-sided exact p of `lost` and `gained` being equally likely (McNemar 1947)."""
     num_discordant = num_lost + num_gained
-    fewer = min(num_lost, num_gained)
-    tail = sum(math.comb(num_discordant, k) for k in range(fewer + 1))
+    tail = term = 1  # term: how many of the 2^n outcomes have k items on the rarer side
+    for k in range(min(num_lost, num_gained)):
+        term = term * (num_discordant - k) // (k + 1)
+        tail += term
     return min(1.0, 2 * tail / (1 << num_discordant))
 
 

@@ -97,6 +97,9 @@ def kl_histogram(
 def position_profile(bins: Sequence[Mapping[str, Any]]) -> str:
     """Share of tokens with the same most likely next token, along the window."""
     drawing = Drawing(420, 250, "Top-1 agreement along the window")
+    bins = [entry for entry in bins if entry["top1_agreement"] is not None]
+    if not bins:
+        return drawing.render()
     values = [float(entry["top1_agreement"]) for entry in bins]
     low = max(0.0, min(values) - 0.06)
     high = min(1.0, max(values) + 0.04)

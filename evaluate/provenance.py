@@ -15,7 +15,8 @@ _NUM_SHOWN_IDS = 16
 ERROR_BARS = (
     "Errors are over windows of text or over task items: how far the figure would move with other text or "
     "other questions of the same kind. They are not over random seeds: scoring has none, so another seed "
-    "gives the same figures and the same errors. Both models saw the same ids, and every difference is paired."
+    "gives the same figures and the same errors. Both models saw the same ids, and every "
+    "difference is paired."
 )
 
 
@@ -56,7 +57,8 @@ def _describe_quick(quick: QuickPlan) -> dict[str, Any]:
         "windows": {
             "num_windows": num_windows,
             "window_len": window_len,
-            "stride": window_len,
+            "stride": f"{window_len} (windows do not overlap)",
+            "packing": quick.packing,
             "bos": "first token of every window"
             if quick.encoder.adds_bos
             else "none (the tokenizer adds none)",

@@ -51,12 +51,13 @@ class QuickSettings:
 
 @dataclass(frozen=True, slots=True)
 class QuickPlan:
-    """windows: [num_windows, seq_len] int64, BOS first where the tokenizer adds it."""
+    """windows: [num_windows, seq_len] int64. packing: how they were cut from the text, in words."""
 
     settings: QuickSettings
     text: TextSource
     encoder: TextEncoder
     windows: torch.Tensor
+    packing: str
     items: Sequence[ClozeItem]
 
     @property
@@ -96,17 +97,7 @@ def plan_quick(settings: QuickSettings, encoder: TextEncoder, text: TextSource) 
             f"{settings.num_windows} were asked for. Ask for fewer or shorter windows, or give a longer text."
         )
     items = make_cloze_items(text.documents, settings.num_cloze_items, settings.seed)
-    windows = _with_bos(packed.token_ids, encoder)
-    return QuickPlan(settings, text, encoder, windows, items)
-
-
-def _with_bos(windows: torch.Tensor, encoder: TextEncoder) -> torch.Tensor:
-    """[num_windows, seq_len]: BOS before every window that lacks it, where the tokenizer adds BOS."""
-    if not encoder.adds_bos:
-        return windows
-    bos = torch.tensor([encoder.prefix_token_id], dtype=windows.dtype)
-    shifted = [w if int(w[0]) == int(bos) else torch.cat([bos, w[:-1]]) for w in windows]
-    return torch.stack(shifted)
+    return QuickPlan(settings, text, encoder, packed.token_ids, packed.packing, items)
 
 
 def run_quick(
@@ -160,7 +151,7 @@ def _by_position(windows: Sequence[TokenScores]) -> list[dict[str, Any]]:
         {
             "first": int(positions[0]) + 1,
             "last": int(positions[-1]) + 1,
-            "top1_agreement": float(agreement[positions].mean()),
+            "top1_agreement": finite_or_none(float(agreement[positions].mean())),
             "kl_mean": finite_or_none(float(kl[positions].mean())),
         }
         for positions in bins

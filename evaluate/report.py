@@ -15,7 +15,7 @@ from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import verify_files
 from bitsmith.core.quality import QualityReport, RuleOutcome, Verdict
 from bitsmith.evaluate.gate import Gate, judge
-from bitsmith.evaluate.measurement import Measurement, MetricKind, measurement_from_json
+from bitsmith.evaluate.measurement import Measurement, MetricKind, finite_or_none, measurement_from_json
 from bitsmith.evaluate.quick_suite import SuiteResult
 from bitsmith.evaluate.report_markdown import render_markdown
 from bitsmith.evaluate.report_page import render_page
@@ -37,9 +37,18 @@ def build_report(
         "measurements": [m.to_json() for m in measurements],
         "not_measured": not_measured,
         "known_metrics": {kind.name: kind.title for kind in kinds},
-        "suites": {key: value for result in results for key, value in result.details.items()},
+        "suites": {k: _finite(v) for result in results for k, v in result.details.items()},
     }
     return QualityReport([m.metric for m in measurements], provenance=provenance, details=details)
+
+
+def _finite(value: Any) -> Any:
+    """The same tree with None for every number that JSON cannot write."""
+    if isinstance(value, float):
+        return finite_or_none(value)
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def measurements_of(report: QualityReport) -> dict[str, Measurement]:
@@ -54,7 +63,7 @@ def apply_gate(report: QualityReport, gate: Gate) -> QualityReport:
         "gate": gate.to_json(),
         "judgements": [judgement.to_json() for judgement in judgements],
     }
-    outcomes = [judgement.outcome() for judgement in judgements]
+    outcomes = tuple(judgement.outcome() for judgement in judgements)
     return dataclasses.replace(report, verdict=verdict, outcomes=outcomes, details=details)
 
 
@@ -91,7 +100,7 @@ def report_from_json(body: dict[str, Any]) -> QualityReport:
         details = {key: body[key] for key in ("not_measured", "known_metrics", "suites")}
         details |= {key: body[key] for key in ("gate", "judgements") if key in body}
         details["measurements"] = body["metrics"]
-        outcomes = [RuleOutcome(**{**o, "verdict": Verdict(o["verdict"])}) for o in body["outcomes"]]
+        outcomes = tuple(RuleOutcome(**{**o, "verdict": Verdict(o["verdict"])}) for o in body["outcomes"])
         verdict = None if body["verdict"] is None else Verdict(body["verdict"])
         metrics = [measurement_from_json(entry).metric for entry in body["metrics"]]
         return QualityReport(metrics, verdict, outcomes, body["provenance"], details)

@@ -4,7 +4,7 @@ Knows how the report looks, not how anything was measured.
 """
 
 from collections.abc import Mapping
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -15,6 +15,9 @@ from bitsmith.evaluate.measurement import measurement_from_json
 from bitsmith.evaluate.plots import interval_strip, kl_histogram, position_profile, window_differences
 from bitsmith.evaluate.report_text import facts, number, samples_text, task_sections, verdict_text
 
+# Beside this file, not through importlib.resources: that cannot read an editable namespace package.
+_TEMPLATE = Path(__file__).with_name("report_page.html")
+_STYLE = Path(__file__).with_name("report_page.css")
 _BAND_CONFIDENCE = 0.95
 
 
@@ -23,9 +26,8 @@ def render_page(report: QualityReport) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    folder = files("bitsmith.evaluate")
-    template = environment.from_string(folder.joinpath("report_page.html").read_text(encoding="utf-8"))
-    style = folder.joinpath("report_page.css").read_text(encoding="utf-8")
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    style = _STYLE.read_text(encoding="utf-8")
     details, suites = report.details, report.details["suites"]
     tokens = suites.get("tokens")
     entries = {entry["name"]: entry for entry in details["measurements"]}

@@ -37,8 +37,8 @@ def compare_task(outline: TaskOutline, baseline: HarnessRun, candidate: HarnessR
     not_measured: dict[str, str] = {}
     for score in outline.scores:
         chosen = [pair for pair in pairs if pair[0]["filter"] == score.filter_name]
-        before = [_number(item.get(score.metric)) for item, _ in chosen]
-        after = [_number(item.get(score.metric)) for _, item in chosen]
+        before = [_score(outline, item, score.metric) for item, _ in chosen]
+        after = [_score(outline, item, score.metric) for _, item in chosen]
         void = why_void(before, _chance(outline, chosen)) if score.name.higher_is_better else None
         if void is None:
             measurements += score_measurements(score.name, before, after)
@@ -54,7 +54,8 @@ def _pairs(task: str, baseline: Sequence[_Item], candidate: Sequence[_Item]) -> 
     by_key = {_key(item): item for item in candidate}
     if len(by_key) != len(candidate) or len(baseline) != len(candidate) or not baseline:
         raise Refused(
-            f"Task {task!r}: the baseline has {len(baseline)} items, the candidate {len(candidate)}."
+            f"Task {task!r}: {len(baseline)} items for the baseline, {len(candidate)} for the candidate; "
+            "they cannot be paired."
         )
     pairs = []
     for item in baseline:
@@ -72,7 +73,11 @@ def _key(item: _Item) -> tuple[Any, ...]:
     return item["doc_id"], item["doc_hash"], item["filter"]
 
 
-def _number(value: Any) -> float:
+def _score(outline: TaskOutline, item: _Item, metric: str) -> float:
+    """NaN where a likelihood is: lm-eval's arg-max would take NaN for the best answer."""
+    value = item.get(metric)
+    if any(map(math.isnan, _logprobs(outline, item))):
+        return math.nan
     return float(value) if isinstance(value, bool | int | float | np.number) else math.nan
 
 

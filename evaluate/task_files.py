@@ -178,10 +178,6 @@ def _refuse_code(path: Path, seen: frozenset[Path] = frozenset()) -> None:
                 "the code beside it, pass --allow-task-code."
             )
     for key, value in root.value:
-        if key.value == "class":
-            raise Refused(
-                f"{path}, line {key.start_mark.line + 1}: the task is a Python class; not supported."
-            )
         if key.value == "include":
             names = value.value if isinstance(value, yaml.SequenceNode) else [value]
             for name in names:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from bitsmith.compile.engine import Engine
 from bitsmith.compile.job import CompileJob, compile_engine, plan_compile
-from bitsmith.core.artifact import find_finished
 from bitsmith.core.errors import Refused
-from bitsmith.core.manifest import Manifest, read_manifest
+from bitsmith.core.manifest import read_manifest
 from bitsmith.core.model_ref import ModelSource, resolve_model
 from bitsmith.core.progress import Reporter
 from bitsmith.core.quality import QualityReport, Verdict
@@ -94,8 +93,8 @@ def plan_chain(recipe: Recipe, root: Path, reporter: Reporter, *, accept_terms: 
 def run_chain(plan: ChainPlan, reporter: Reporter) -> tuple[ChainSummary, QualityReport]:
     """Run or reuse every stage, then measure what is asked of the finished engines."""
     finished_or_quantized(plan.quantize_job, plan.quantize_plan, reporter)
-    finished_or_compiled(plan.engine_job, reporter)
-    finished_or_compiled(plan.baseline_job, reporter)
+    for job in (plan.engine_job, plan.baseline_job):
+        compile_engine(job, plan_compile(job), reporter)
     report = finished_or_evaluated(plan.evaluate_plan, plan.engine_job.out, plan.source.path, reporter)
     key = _summary_key(plan)
     summary = read_summary(plan.root, key)
@@ -105,18 +104,6 @@ def run_chain(plan: ChainPlan, reporter: Reporter) -> tuple[ChainSummary, Qualit
     summary = _measure(plan, report, key, reporter)
     write_summary(plan.root, summary)
     return summary, report
-
-
-def finished_or_compiled(job: CompileJob, reporter: Reporter) -> Manifest:
-    """The engine at `job.out` if it was made from the same things, else a new one."""
-    plan = plan_compile(job)
-    manifest = find_finished(job.out, plan.stage_key)
-    if manifest is not None:
-        reporter.say(f"compile: {job.out} is finished already; nothing redone")
-        return manifest
-    manifest = compile_engine(job, plan, reporter)
-    reporter.say(f"compile: wrote {job.out}")
-    return manifest
 
 
 def _quantize_job(recipe: Recipe, root: Path, source: ModelSource) -> QuantizeJob:

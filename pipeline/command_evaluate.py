@@ -22,9 +22,7 @@ from bitsmith.pipeline.verdict_lines import report_document, say_verdict, verdic
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     quick = QuickSettings()
     parser.add_argument("candidate", metavar="CANDIDATE", help="an engine, a quantized checkpoint or a model")
-    parser.add_argument(
-        "--baseline", required=True, metavar="MODEL", help="what the candidate is held against"
-    )
+    parser.add_argument("--baseline", required=True, metavar="MODEL", help="what it is held against")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the report goes")
     parser.add_argument("--gate", type=Path, metavar="FILE", help="YAML file of rules; without: no verdict")
     parser.add_argument(

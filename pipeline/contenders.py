@@ -47,11 +47,7 @@ def open_contender(path: Path, *, generates: bool, trust_engine: bool) -> Conten
         reference_generator = TransformersGenerator(reference, tokenizer) if generates else None
         return Contender(reference, digest, tokenizer, reference_generator)
     engine = Engine.load(path, trust=trust_engine)
-    generator = None
-    if generates:
-        # A second instance: each owns its KV cache; the memory-mapped weights are shared.
-        second = Engine.load(path, trust=trust_engine)
-        generator = EngineGenerator(second, tokenizer, second.tokenizer_path)
+    generator = EngineGenerator(engine, tokenizer, engine.tokenizer_path) if generates else None
     return Contender(
         EngineLogitsModel(engine), digest, tokenizer, generator, {"arithmetic": engine.arithmetic}
     )

@@ -120,6 +120,7 @@ def _calibration_details(plan: QuantizePlan) -> dict[str, Any] | None:
         "num_obtained": windows.num_obtained,
         "seq_len": windows.token_ids.shape[1],
         "num_tokens": windows.token_ids.numel(),
+        "packing": windows.packing,
         "provenance": dict(windows.source.provenance),
     }
 

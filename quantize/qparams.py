@@ -13,7 +13,8 @@ from torch import Tensor
 from bitsmith.quantize.weight import QuantizedWeight, integer_range
 
 # Clip ratios tried by the search: 1 keeps the largest weight on the grid, less clips it.
-_CLIP_RATIOS = tuple(1.0 - 0.02 * step for step in range(26))
+_CLIP_RATIOS = (1.0, 0.92, 0.84, 0.76, 0.68, 0.6)
+_ELEMENTS_PER_PASS = 1 << 15  # so that a pass over all candidates stays in the processor's cache
 _SMALLEST_SCALE = 2.0**-40  # for an all-zero group: dequantizes to exact zeros, never divides by zero
 
 
@@ -47,7 +48,7 @@ class QParams:
 
 def choose_qparams(weight: Tensor, grid: Grid) -> QParams:
     """Range of each group taken as it is: no search. weight: [out, in] fp32."""
-    grouped = weight.unflatten(1, (-1, grid.group_size))
+    grouped = _grouped(weight, grid)
     if grid.symmetric:
         span = (grid.quant_max - grid.quant_min) / 2
         return QParams(stored_scale(grouped.abs().amax(dim=2) / span, grid), None)
@@ -61,8 +62,16 @@ def search_qparams(weight: Tensor, importance: Tensor, grid: Grid) -> QParams:
     weight: [out, in] fp32. importance: [in], non-negative, the cost of a squared error in each column.
     The unclipped range is always a candidate, so that the search is never worse than `choose_qparams`.
     """
-    grouped = weight.unflatten(1, (-1, grid.group_size))
-    group_importance = importance.unflatten(0, (-1, grid.group_size))
+    rows_per_pass = max(1, _ELEMENTS_PER_PASS // weight.shape[1])
+    parts = [_search_rows(rows, importance, grid) for rows in torch.split(weight, rows_per_pass)]
+    zero_points = [part.zero_point for part in parts if part.zero_point is not None]
+    scale = torch.cat([part.scale for part in parts])
+    return QParams(scale, torch.cat(zero_points) if zero_points else None)
+
+
+def _search_rows(weight: Tensor, importance: Tensor, grid: Grid) -> QParams:
+    grouped = _grouped(weight, grid)
+    group_importance = importance.view(-1, grid.group_size)
     best = choose_qparams(weight, grid)
     best_error = _group_error(grouped, best, group_importance, grid)
     for candidate in _candidates(grouped, grid):
@@ -74,9 +83,14 @@ def search_qparams(weight: Tensor, importance: Tensor, grid: Grid) -> QParams:
 
 def quantize(weight: Tensor, qparams: QParams, grid: Grid) -> QuantizedWeight:
     """Round to nearest. weight: [out, in] fp32."""
-    grouped = weight.unflatten(1, (-1, grid.group_size))
+    grouped = _grouped(weight, grid)
     values = _round_to_grid(grouped, qparams, grid).flatten(1).to(torch.int8)
     return as_quantized_weight(values, qparams, grid)
+
+
+def _grouped(weight: Tensor, grid: Grid) -> Tensor:
+    """[out, in] -> [out, num_groups, group_size]."""
+    return weight.reshape(weight.shape[0], -1, grid.group_size)
 
 
 def as_quantized_weight(values: Tensor, qparams: QParams, grid: Grid) -> QuantizedWeight:

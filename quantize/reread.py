@@ -6,7 +6,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bitsmith.core.errors import WorkFailed
@@ -21,7 +21,11 @@ def reread_in_fresh_process(checkpoint: Path, records: Sequence[ModuleRecord]) -
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode != 0:
         raise WorkFailed(f"The checkpoint cannot be read again: {finished.stderr.strip()[-500:]}")
-    found = json.loads(finished.stdout)
+    check_digests(json.loads(finished.stdout), records)
+
+
+def check_digests(found: Mapping[str, str], records: Sequence[ModuleRecord]) -> None:
+    """found: as `dequantized_digests` gives it."""
     expected = {record.name: record.dequantized_sha256 for record in records}
     for name in sorted(expected.keys() | found.keys()):
         if found.get(name) != expected.get(name):

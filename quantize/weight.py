@@ -54,7 +54,7 @@ class QuantizedWeight:
     def dequantize(self) -> Tensor:
         """[out, in] fp32."""
         # [out, in] -> [out, num_groups, group_size]
-        grouped = self.values.unflatten(1, (self.num_groups, self.group_size)).float()
+        grouped = self.values.view(self.out_features, self.num_groups, self.group_size).float()
         if self.zero_point is not None:
             grouped -= self.zero_point.float().unsqueeze(2)
         grouped *= self.scale.float().unsqueeze(2)

@@ -58,8 +58,6 @@ class PromptEncoder:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except TimeoutError:
             raise ApiError(400, f"{param}: not tokenized within {_TIMEOUT_S:g} s.", param=param) from None
-        except UnicodeEncodeError:
-            raise bad_field(param, "not valid Unicode (a lone surrogate).") from None
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -2,6 +2,8 @@
 // and group (scale = largest magnitude / 127; a group of zeros has scale 0).
 #pragma once
 
+#include <algorithm>
+
 #include "kernels.h"
 #include "rounding.h"
 
@@ -24,24 +26,19 @@ template <class V>
 inline void quantize_group(const QuantizedLinear& p, const float* from, int64_t at, int64_t of_group) {
   const float largest = largest_magnitude<V>(from, p.group_size);
   const V factor = V::set(largest > 0.0f ? 127.0f / largest : 0.0f);
-  int32_t sum = 0;
+  V sum = V::set(0.0f);  // exact: whole numbers far below 2^24
   for (int64_t k = 0; k < p.group_size; k += 8) {
-    float value[8];
-    const V scaled = (V::load(from + k) * factor).round();
-    V::max(V::min(scaled, V::set(127.0f)), V::set(-127.0f)).store(value);
-    int32_t q[8];
-    for (int i = 0; i < 8; ++i) sum += q[i] = static_cast<int32_t>(value[i]);
+    const V rounded = (V::load(from + k) * factor).round();
+    const V q = V::max(V::min(rounded, V::set(127.0f)), V::set(-127.0f));
+    sum = sum + q;
     if (p.num_bits == 4) {
-      for (int i = 0; i < 8; ++i) p.activations.x_int8[at + k + i] = static_cast<int8_t>(q[i]);
+      q.store_int8(p.activations.x_int8 + at + k);
     } else {
-      for (int i = 0; i < 8; ++i) {
-        const int place = (i & ~3) + (i % 2) * 2 + i % 4 / 2;
-        p.activations.x_int16[at + k + place] = static_cast<int16_t>(q[i]);
-      }
+      q.store_int16_swapped(p.activations.x_int16 + at + k);
     }
   }
   p.activations.scale[of_group] = largest / 127.0f;
-  p.activations.sum[of_group] = sum;
+  p.activations.sum[of_group] = static_cast<int32_t>(sum_lanes(sum));
 }
 
 template <class V>
@@ -57,7 +54,11 @@ void arrange_quantized(const QuantizedLinear& p, const float* source, int64_t st
       continue;
     }
     float* to = p.activations.x + t * p.in_features;
-    for (int64_t k = 0; k < p.in_features; ++k) to[k] = round_bf16 ? round_to_bf16(from[k]) : from[k];
+    if (round_bf16) {
+      for (int64_t k = 0; k < p.in_features; ++k) to[k] = round_to_bf16(from[k]);
+    } else {
+      std::copy(from, from + p.in_features, to);
+    }
   }
 }
 

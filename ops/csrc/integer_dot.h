@@ -81,6 +81,18 @@ struct IntegerDot<Avx2Vector8> {
     return _mm256_set1_epi32(word);
   }
 
+  // The empty statement keeps the compiler from regrouping a chain of sums, which spills registers.
+  static __m256i add_products(__m256i sum, __m256i weights, __m256i x) {
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, x));
+    __asm__("" : "+x"(sum));
+    return sum;
+  }
+  static __m256i add_word_products(__m256i sum, __m256i weights, __m256i x) {
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(weights, x));
+    __asm__("" : "+x"(sum));
+    return sum;
+  }
+
   // Minus zero point times the sum of the activations.
   template <int num_bits, int num_tokens>
   static inline __attribute__((always_inline)) void start(const QuantizedLinear& p, const int8_t* zero_point,
@@ -120,10 +132,10 @@ struct IntegerDot<Avx2Vector8> {
 #pragma GCC unroll 8
       for (int t = 0; t < num_tokens; ++t) {
         const __m256i x0 = four_bytes(x + t * p.in_features), x1 = four_bytes(x + t * p.in_features + 4);
-        pairs[t][0] = _mm256_add_epi16(pairs[t][0], _mm256_maddubs_epi16(low0, x0));
-        pairs[t][1] = _mm256_add_epi16(pairs[t][1], _mm256_maddubs_epi16(high0, x0));
-        pairs[t][0] = _mm256_add_epi16(pairs[t][0], _mm256_maddubs_epi16(low1, x1));
-        pairs[t][1] = _mm256_add_epi16(pairs[t][1], _mm256_maddubs_epi16(high1, x1));
+        pairs[t][0] = add_products(pairs[t][0], low0, x0);
+        pairs[t][1] = add_products(pairs[t][1], high0, x0);
+        pairs[t][0] = add_products(pairs[t][0], low1, x1);
+        pairs[t][1] = add_products(pairs[t][1], high1, x1);
       }
     }
     for (int t = 0; t < num_tokens; ++t) {
@@ -144,10 +156,10 @@ struct IntegerDot<Avx2Vector8> {
 #pragma GCC unroll 8
     for (int t = 0; t < num_tokens; ++t) {
       const __m256i even = four_bytes(x + t * p.in_features), odd = four_bytes(x + t * p.in_features + 2);
-      sum[t][0] = _mm256_add_epi32(sum[t][0], _mm256_madd_epi16(low_even, even));
-      sum[t][1] = _mm256_add_epi32(sum[t][1], _mm256_madd_epi16(high_even, even));
-      sum[t][0] = _mm256_add_epi32(sum[t][0], _mm256_madd_epi16(low_odd, odd));
-      sum[t][1] = _mm256_add_epi32(sum[t][1], _mm256_madd_epi16(high_odd, odd));
+      sum[t][0] = add_word_products(sum[t][0], low_even, even);
+      sum[t][1] = add_word_products(sum[t][1], high_even, even);
+      sum[t][0] = add_word_products(sum[t][0], low_odd, odd);
+      sum[t][1] = add_word_products(sum[t][1], high_odd, odd);
     }
   }
 };

@@ -3,13 +3,14 @@
 // many outputs they hold in registers.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels.h"
 #include "rounding.h"
 
 namespace bitsmith {
 
 constexpr int64_t kChunk = 16;
-constexpr int64_t kTokenBlockBytes = 128 << 10;  // activations kept in a core's cache while weights pass
 
 // Activations padded with zeros to whole chunks. With bf16 weights the eight at even places of a chunk come
 // first, because that is how a pair of bf16 is widened.
@@ -27,28 +28,35 @@ void arrange_dense(const DenseLinear& p, const float* source, int64_t stride, bo
   }
 }
 
-template <class V, bool is_bf16>
-inline void load_chunk(const void* row, int64_t k, V& first, V& second) {
-  if constexpr (is_bf16) {
-    V::load_bf16_pairs(static_cast<const uint16_t*>(row) + k, first, second);
+// Eight of the sixteen inputs of a chunk: with bf16 weights those at even or odd places.
+template <class V, bool is_bf16, int half>
+inline V load_half(const void* row, int64_t k) {
+  if constexpr (!is_bf16) {
+    return V::load(static_cast<const float*>(row) + k + 8 * half);
+  } else if constexpr (half == 0) {
+    return V::even_bf16(static_cast<const uint16_t*>(row) + k);
   } else {
-    first = V::load(static_cast<const float*>(row) + k);
-    second = V::load(static_cast<const float*>(row) + k + 8);
+    return V::odd_bf16(static_cast<const uint16_t*>(row) + k);
+  }
+}
+
+template <class V, bool is_bf16, int half, int num_tokens, int num_rows>
+inline void add_half(const void* const* rows, int64_t k, const float* x, int64_t x_stride,
+                     V (&sum)[num_tokens][num_rows]) {
+  V weight[num_rows];
+  for (int n = 0; n < num_rows; ++n) weight[n] = load_half<V, is_bf16, half>(rows[n], k);
+  for (int t = 0; t < num_tokens; ++t) {
+    V value = V::load(x + t * x_stride + 8 * half);
+    value.pin();
+    for (int n = 0; n < num_rows; ++n) sum[t][n] = V::fma(weight[n], value, sum[t][n]);
   }
 }
 
 template <class V, bool is_bf16, int num_tokens, int num_rows>
 inline void add_chunk(const void* const* rows, int64_t k, const float* x, int64_t x_stride,
                       V (&sum)[num_tokens][num_rows]) {
-  V first[num_rows], second[num_rows];
-  for (int n = 0; n < num_rows; ++n) load_chunk<V, is_bf16>(rows[n], k, first[n], second[n]);
-  for (int t = 0; t < num_tokens; ++t) {
-    const V a = V::load(x + t * x_stride), b = V::load(x + t * x_stride + 8);
-    for (int n = 0; n < num_rows; ++n) {
-      sum[t][n] = V::fma(first[n], a, sum[t][n]);
-      sum[t][n] = V::fma(second[n], b, sum[t][n]);
-    }
-  }
+  add_half<V, is_bf16, 0, num_tokens, num_rows>(rows, k, x, x_stride, sum);
+  add_half<V, is_bf16, 1, num_tokens, num_rows>(rows, k, x, x_stride, sum);
 }
 
 template <class V, bool is_bf16, int num_tokens, int num_rows>
@@ -94,17 +102,17 @@ inline void dense_rows(const DenseLinear& p, int64_t token, int64_t row_begin, i
 
 template <class V, bool is_bf16>
 void linear_dense_typed(const DenseLinear& p, int64_t row_begin, int64_t row_end) {
-  const int64_t row_bytes = p.padded_in * static_cast<int64_t>(sizeof(float));
-  const int64_t block = kTokenBlockBytes / row_bytes / 4 * 4 + 4;
-  constexpr int64_t kRows = 3 * 16;  // weights of these rows stay in the first-level cache
-  for (int64_t t0 = 0; t0 < p.num_tokens; t0 += block) {
-    const int64_t t1 = t0 + block < p.num_tokens ? t0 + block : p.num_tokens;
-    for (int64_t n0 = row_begin; n0 < row_end; n0 += kRows) {
-      const int64_t n1 = n0 + kRows < row_end ? n0 + kRows : row_end;
+  // Activations of a block of tokens stay in the second-level cache, weights of a few rows in the first.
+  const int64_t tokens = std::max<int64_t>(3, (192 << 10) / (p.padded_in * 4) / 3 * 3);
+  const int64_t rows = std::max<int64_t>(1, (12 << 10) / (p.in_features * (is_bf16 ? 2 : 4)) / 12) * 12;
+  for (int64_t t0 = 0; t0 < p.num_tokens; t0 += tokens) {
+    const int64_t t1 = std::min(t0 + tokens, p.num_tokens);
+    for (int64_t n0 = row_begin; n0 < row_end; n0 += rows) {
+      const int64_t n1 = std::min(n0 + rows, row_end);
       int64_t t = t0;
-      for (; t + 4 <= t1; t += 4) dense_rows<V, is_bf16, 4, 3>(p, t, n0, n1);
-      for (; t + 2 <= t1; t += 2) dense_rows<V, is_bf16, 2, 4>(p, t, n0, n1);
-      for (; t < t1; ++t) dense_rows<V, is_bf16, 1, 8>(p, t, n0, n1);
+      for (; t + 3 <= t1; t += 3) dense_rows<V, is_bf16, 3, 3>(p, t, n0, n1);
+      if (t1 - t == 2) dense_rows<V, is_bf16, 2, 4>(p, t, n0, n1);
+      if (t1 - t == 1) dense_rows<V, is_bf16, 1, 6>(p, t, n0, n1);
     }
   }
 }

@@ -54,14 +54,15 @@ struct PortableVector8 {
     return r;
   }
   void store(float* p) const { std::memcpy(p, lane, sizeof(lane)); }
+  PortableVector8& pin() { return *this; }
 
-  // 16 bf16 as (those at even places, those at odd places).
-  static void load_bf16_pairs(const uint16_t* p, PortableVector8& even, PortableVector8& odd) {
-    for (int i = 0; i < 8; ++i) {
-      even.lane[i] = bits_to_float(static_cast<uint32_t>(p[2 * i]) << 16);
-      odd.lane[i] = bits_to_float(static_cast<uint32_t>(p[2 * i + 1]) << 16);
-    }
+  // Of 16 bf16, those at even or at odd places.
+  static PortableVector8 even_bf16(const uint16_t* p) {
+    PortableVector8 r;
+    for (int i = 0; i < 8; ++i) r.lane[i] = bits_to_float(static_cast<uint32_t>(p[2 * i]) << 16);
+    return r;
   }
+  static PortableVector8 odd_bf16(const uint16_t* p) { return even_bf16(p + 1); }
   static PortableVector8 load_bf16(const uint16_t* p) {
     PortableVector8 r;
     for (int i = 0; i < 8; ++i) r.lane[i] = bits_to_float(static_cast<uint32_t>(p[i]) << 16);
@@ -103,6 +104,16 @@ struct PortableVector8 {
     PortableVector8 r;
     for (int i = 0; i < 8; ++i) r.lane[i] = static_cast<float>(static_cast<int8_t>(words[4 * i + place]));
     return r;
+  }
+
+  // Whole numbers of at most 127 in magnitude.
+  void store_int8(int8_t* p) const {
+    for (int i = 0; i < 8; ++i) p[i] = static_cast<int8_t>(lane[i]);
+  }
+  // The same as 16 bits, each four in the order 0 2 1 3.
+  void store_int16_swapped(int16_t* p) const {
+    constexpr int kOrder[8] = {0, 2, 1, 3, 4, 6, 5, 7};
+    for (int i = 0; i < 8; ++i) p[i] = static_cast<int16_t>(lane[kOrder[i]]);
   }
 
   friend PortableVector8 operator+(PortableVector8 a, const PortableVector8& b) {
@@ -174,11 +185,19 @@ struct Avx2Vector8 {
   static Avx2Vector8 set(float value) { return {_mm256_set1_ps(value)}; }
   static Avx2Vector8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
   void store(float* p) const { _mm256_storeu_ps(p, value); }
+  // Keeps the value in a register: without it, a compiler repeats a shared load in every product.
+  Avx2Vector8& pin() {
+    __asm__("" : "+x"(value));
+    return *this;
+  }
 
-  static void load_bf16_pairs(const uint16_t* p, Avx2Vector8& even, Avx2Vector8& odd) {
+  static Avx2Vector8 even_bf16(const uint16_t* p) {
     const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    even.value = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-    odd.value = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))};
+  }
+  static Avx2Vector8 odd_bf16(const uint16_t* p) {
+    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
   }
   static Avx2Vector8 load_bf16(const uint16_t* p) {
     const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -206,6 +225,19 @@ struct Avx2Vector8 {
   static Avx2Vector8 signed_byte(const uint8_t* words) {
     const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
     return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 24 - 8 * place), 24))};
+  }
+
+  __m128i to_int16() const {
+    const __m256i whole = _mm256_cvtps_epi32(value);
+    return _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  }
+  void store_int8(int8_t* p) const {
+    const __m128i words = to_int16();
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+  }
+  void store_int16_swapped(int16_t* p) const {
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(to_int16(), order));
   }
 
   friend Avx2Vector8 operator+(Avx2Vector8 a, Avx2Vector8 b) { return {_mm256_add_ps(a.value, b.value)}; }

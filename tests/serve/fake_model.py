@@ -21,8 +21,8 @@ _PRIME = 2_147_483_629
 
 @dataclasses.dataclass
 class FakeModel:
-    """cycle_strength: how much the likely next token follows from the last one alone, so that texts repeat.
-    step_s: how long a step takes. forced: ids that follow a prompt of `len(prompt)` tokens, whatever it is."""
+    """cycle_strength: how much the next token follows from the last one alone, so that texts repeat.
+    step_s: how long a step takes. die_at_token: an id at which the process ends."""
 
     vocab_size: int = 300
     max_model_len: int = 512
@@ -95,4 +95,5 @@ def _load(path: Path, num_threads: int | None, *, trust: bool) -> tuple[FakeMode
 if __name__ == "__main__":
     from bitsmith.serve.engine_process import run_engine_process
 
+    torch.set_num_threads(1)
     run_engine_process(_load)

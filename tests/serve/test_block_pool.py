@@ -1,4 +1,4 @@
-"""The block pool: exact ids, exact free-list order, content index; and its laws under any sequence of calls."""
+"""The block pool: exact ids, exact free-list order, content index; and laws under any sequence of calls."""
 
 import pytest
 from bitsmith.serve.block_pool import (
@@ -165,5 +165,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(set(self.pool.free_block_ids)) == self.pool.num_free_blocks
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestPoolMachine = PoolMachine.TestCase

@@ -74,9 +74,11 @@ def test_a_request_whose_drafts_fail_pauses_longer_each_time(make_request: Calla
     limits = SpeculationLimits(num_speculative_tokens=2, window=4, first_pause=3, max_pause=6)
     speculator = AdaptiveSpeculator(NgramProposer(), limits)
     bad, good = _decoding(make_request, 2)
-    pauses, current = [], 0
+    pauses: list[int] = []
+    current = 0
     for _ in range(60):
-        bad.draft_token_ids = good.draft_token_ids = ()
+        for request in (bad, good):
+            request.draft_token_ids = ()
         speculator.propose([bad, good])
         assert good.draft_token_ids == (3, 1)
         speculator.observe(*_verified(good, 2, 2))

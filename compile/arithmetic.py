@@ -1,0 +1,92 @@
+"""Which number formats an engine computes with: resolves "auto" once, refuses what cannot be done."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bitsmith.compile.decoder_config import DecoderConfig
+from bitsmith.compile.decoder_plan import Activations, DecoderPlan, KVCacheType
+from bitsmith.core.errors import Refused
+from bitsmith.ops.isa import cpu_flags
+from bitsmith.quantize.weight import QuantizedWeight
+from bitsmith.quantize.weight_source import WeightSource
+
+KVScale = Literal["calibrated", "ones"]
+
+_VNNI_FLAGS = frozenset({"avx512_vnni", "avx_vnni"})
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheChoice:
+    """kv_scales: for each layer (key scale, value scale). are_calibrated: measured, not set to one."""
+
+    kv_cache: KVCacheType
+    kv_scales: tuple[tuple[float, float], ...]
+    are_calibrated: bool
+
+
+def resolve_activations(requested: Literal["auto"] | Activations, *, is_quantized: bool) -> Activations:
+    """auto: for quantized weights int8 where the processor multiplies int8 directly, else bf16."""
+    if requested == "int8" and not is_quantized:
+        raise Refused(
+            "--activations int8 needs quantized weights, and this checkpoint has none. "
+            "Quantize it first, or take bf16 or fp32."
+        )
+    if requested != "auto":
+        return requested
+    return "int8" if is_quantized and cpu_flags() & _VNNI_FLAGS else "bf16"
+
+
+def resolve_kv_cache(
+    source: WeightSource,
+    config: DecoderConfig,
+    requested: Literal["auto"] | KVCacheType,
+    kv_scale: KVScale,
+) -> KVCacheChoice:
+    """auto: what the checkpoint declares, else bf16. fp8 needs calibrated scales, or `ones` asked for."""
+    declared: KVCacheType = "fp8" if source.kv_cache_type == "fp8" else "bf16"
+    kv_cache = declared if requested == "auto" else requested
+    ones = ((1.0, 1.0),) * config.num_layers
+    if kv_scale == "ones":
+        if kv_cache != "fp8":
+            raise Refused(f"--kv-scale ones applies to an fp8 KV cache; this one is {kv_cache}.")
+        return KVCacheChoice(kv_cache, ones, are_calibrated=False)
+    if kv_cache != "fp8":
+        return KVCacheChoice(kv_cache, ones, are_calibrated=False)
+    return KVCacheChoice(kv_cache, _calibrated_scales(source, config), are_calibrated=True)
+
+
+def _calibrated_scales(source: WeightSource, config: DecoderConfig) -> tuple[tuple[float, float], ...]:
+    remedy = "Quantize with --kv-cache fp8, take --kv-cache bf16, or set scales of one with --kv-scale ones."
+    scales = []
+    for layer_index in range(config.num_layers):
+        pair = source.kv_scales(layer_index)
+        if pair is None:
+            raise Refused(f"An fp8 KV cache needs calibrated scales; layer {layer_index} has none. {remedy}")
+        if not all(0.0 < scale < float("inf") for scale in pair):
+            raise Refused(f"Layer {layer_index} has KV scales {pair}; they must be positive and finite.")
+        scales.append(pair)
+    if all(pair == (1.0, 1.0) for pair in scales):
+        raise Refused(f"All KV scales of the checkpoint are 1.0, so they are not calibrated. {remedy}")
+    return tuple(scales)
+
+
+def is_quantized(source: WeightSource, config: DecoderConfig) -> bool:
+    """Whether any linear weight of the decoder is quantized."""
+    parts = ("self_attn.o_proj", "mlp.down_proj")
+    modules = (f"model.layers.{index}.{part}" for index in range(config.num_layers) for part in parts)
+    return any(isinstance(source.linear(module), QuantizedWeight) for module in modules)
+
+
+def describe_arithmetic(plan: DecoderPlan, *, kv_is_calibrated: bool) -> str:
+    """One line for terminals and reports."""
+    specs = {spec for parts in plan.linears.values() for spec in parts}
+    quantized = sorted({(spec.num_bits, spec.group_size) for spec in specs if spec.is_quantized})
+    dense = sorted({spec.num_bits for spec in specs if not spec.is_quantized})
+    activations = sorted({spec.activations for spec in specs if spec.is_quantized == bool(quantized)})
+    weights = [f"int{num_bits} weights (group {group_size})" for num_bits, group_size in quantized]
+    if not quantized:
+        weights = ["bf16 weights" if 16 in dense else "fp32 weights"]
+    scales = ""
+    if plan.kv_cache == "fp8":
+        scales = ", calibrated scales" if kv_is_calibrated else ", UNCALIBRATED scales of one"
+    return f"{', '.join(weights)}, {'/'.join(activations)} activations, {plan.kv_cache} KV cache{scales}"

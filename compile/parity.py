@@ -1,0 +1,166 @@
+"""Is the compiled engine the model that it was compiled from? Measured at the end of every compile.
+
+The engine's logits are held against Hugging Face transformers in fp32 on the dequantized weights, so what
+is measured is the engine's own error (kernels, activations, KV cache) and not that of the quantization.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitsmith.compile.decoder import Decoder
+from bitsmith.compile.decoder_plan import DecoderPlan
+from bitsmith.compile.engine import Engine
+from bitsmith.compile.logit_comparison import LogitComparison, LogitDifference
+from bitsmith.compile.parity_schedule import Step, decode_steps, mixed_steps, prefill_steps, run_steps
+from bitsmith.compile.reference_model import load_reference, reference_logits
+from bitsmith.compile.step_runner import EagerRunner
+from bitsmith.compile.weight_files import map_weights
+from bitsmith.core.errors import Refused
+from bitsmith.core.text_source import load_text, pack_windows
+from bitsmith.core.tokenizer import load_tokenizer
+from bitsmith.quantize.weight_source import WeightSource
+
+_NUM_WINDOWS = 4
+_SEQ_LEN = 256
+_REFERENCE_BYTES = 512 << 20  # fp32 logits of all windows
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ParityLimit:
+    """The metric that decides, its limit, and why the limit is where it is."""
+
+    metric: str
+    limit: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParityRecord:
+    """What `parity.json` holds. fp8_kv: the FP8 cache's part, measured apart, where there is one."""
+
+    reference: str
+    text: dict[str, Any]
+    phases: dict[str, LogitDifference]
+    overall: LogitDifference
+    fp8_kv: dict[str, LogitDifference] | None
+    limit: ParityLimit
+
+    @property
+    def decisive(self) -> float:
+        """The worst phase's value of the metric that decides."""
+        return max(float(getattr(phase, self.limit.metric)) for phase in self.phases.values())
+
+    @property
+    def is_within_limit(self) -> bool:
+        return self.decisive <= self.limit.limit  # False for NaN, too
+
+    def to_json(self) -> str:
+        plain = asdict(self) | {"decisive": self.decisive, "is_within_limit": self.is_within_limit}
+        return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
+
+
+def parity_limit(plan: DecoderPlan) -> ParityLimit:
+    """The limit for this arithmetic."""
+    activations = {spec.activations for specs in plan.linears.values() for spec in specs}
+    if activations == {"fp32"} and plan.kv_cache == "fp32":
+        return ParityLimit(
+            "max_relative", 1e-4, "both compute in fp32 and differ only in the order of summation"
+        )
+    return _MEAN_KL_LIMITS["fp8" if plan.kv_cache == "fp8" else "bf16"]
+
+
+_MEAN_KL_LIMITS = {
+    "bf16": ParityLimit("kl_mean", 0.02, "to be settled"),
+    "fp8": ParityLimit("kl_mean", 0.05, "to be settled"),
+}
+
+
+def measure_parity(engine: Engine, directory: Path, source: WeightSource) -> ParityRecord:
+    """Compare an engine whose files lie in `directory` with its source in transformers."""
+    windows, text = _windows(engine, source.path)
+    model = load_reference(source)
+    reference = [reference_logits(model, window, len(window)) for window in windows]
+    del model
+    num_windows, seq_len = len(windows), len(windows[0])
+    schedule: dict[str, list[Step]] = {
+        "prefill": prefill_steps(num_windows, seq_len, engine.limits),
+        "decode": decode_steps(num_windows, seq_len, engine.limits),
+        "mixed": mixed_steps(num_windows, seq_len, engine.limits),
+    }
+    overall = LogitComparison()
+    phases = {
+        name: _compare(engine, windows, steps, reference, overall)
+        for name, steps in schedule.items()
+        if steps
+    }
+    fp8_kv = None
+    if engine.plan.kv_cache == "fp8":
+        fp8_kv = _measure_fp8_part(engine, directory, windows, reference)
+    import transformers
+
+    return ParityRecord(
+        reference=f"transformers {transformers.__version__}, fp32, eager attention, dequantized weights",
+        text=text,
+        phases=phases,
+        overall=overall.result(),
+        fp8_kv=fp8_kv,
+        limit=parity_limit(engine.plan),
+    )
+
+
+def _windows(engine: Engine, checkpoint: Path) -> tuple[list[list[int]], dict[str, Any]]:
+    """Token windows of the built-in evaluation text, or random ids for a checkpoint without a tokenizer."""
+    seq_len = min(_SEQ_LEN, engine.max_model_len)
+    while seq_len > 2 and _NUM_WINDOWS * seq_len * engine.vocab_size * 4 > _REFERENCE_BYTES:
+        seq_len //= 2
+    if seq_len < 2:
+        raise Refused(f"max_model_len {engine.max_model_len} is too short to check; it must be at least 2.")
+    size = {"num_windows": _NUM_WINDOWS, "seq_len": seq_len}
+    try:
+        tokenizer = load_tokenizer(checkpoint)
+    except Refused:
+        generator = torch.Generator().manual_seed(_SEED)
+        token_ids = torch.randint(0, engine.vocab_size, (_NUM_WINDOWS, seq_len), generator=generator)
+        return token_ids.tolist(), {"source": "random token ids: no tokenizer", "seed": _SEED} | size
+    text = load_text("builtin", "evaluation")
+    packed = pack_windows(text, tokenizer, num_windows=_NUM_WINDOWS, seq_len=seq_len, seed=_SEED)
+    return packed.token_ids.tolist(), {"source": text.name, "seed": _SEED} | size | text.provenance
+
+
+def _compare(
+    engine: Engine,
+    windows: Sequence[Sequence[int]],
+    steps: Sequence[Step],
+    reference: Sequence[Tensor],
+    overall: LogitComparison,
+) -> LogitDifference:
+    comparison = LogitComparison()
+    for piece, logits in run_steps(engine, windows, steps):
+        expected = reference[piece.window][piece.start : piece.end]
+        comparison.add(expected, logits)
+        overall.add(expected, logits)
+    return comparison.result()
+
+
+def _measure_fp8_part(
+    engine: Engine, directory: Path, windows: Sequence[Sequence[int]], reference: Sequence[Tensor]
+) -> dict[str, LogitDifference]:
+    """The same operators and weights over a bf16 cache: against the reference, and against the engine."""
+    plan = engine.plan.with_kv_cache("bf16")
+    runner = EagerRunner(Decoder(plan, map_weights(directory)).eval())
+    without = dataclasses.replace(engine, plan=plan, runner=runner)
+    steps = prefill_steps(len(windows), len(windows[0]), engine.limits)
+    against_reference, apart = LogitComparison(), LogitComparison()
+    with_fp8 = run_steps(engine, windows, steps)
+    for (piece, logits), (_, fp8_logits) in zip(run_steps(without, windows, steps), with_fp8, strict=True):
+        against_reference.add(reference[piece.window][piece.start : piece.end], logits)
+        apart.add(logits, fp8_logits)
+    return {"without_fp8": against_reference.result(), "fp8_against_bf16": apart.result()}

@@ -1,0 +1,134 @@
+"""Tiny random models of several architectures, with a byte-level tokenizer: nothing is downloaded."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from bitsmith.core.model_ref import ModelSource
+from bitsmith.core.progress import Reporter
+from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
+from bitsmith.quantize.calibration import CalibrationSettings
+from bitsmith.quantize import job as job_module
+from bitsmith.quantize.job import QuantizeJob
+from bitsmith.quantize.reread import check_digests, dequantized_digests
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+_SIZES: dict[str, Any] = {
+    "vocab_size": 260,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.15,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 258,
+}
+_PER_ARCHITECTURE: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 8},
+    "gemma2": {"sliding_window": 8, "query_pre_attn_scalar": 16},
+    "gemma3_text": {"sliding_window": 8, "query_pre_attn_scalar": 16},
+}
+
+ModelMaker = Callable[..., Path]
+JobMaker = Callable[..., QuantizeJob]
+
+
+def _save_tokenizer(path: Path) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+    fast.save_pretrained(path)
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> ModelMaker:
+    """make_model(architecture, dtype=..., **config) -> directory; equal arguments give the same one."""
+    made: dict[str, Path] = {}
+
+    def make(architecture: str = "llama", dtype: torch.dtype = torch.bfloat16, **overrides: Any) -> Path:
+        key = repr((architecture, dtype, sorted(overrides.items())))
+        if key not in made:
+            path = tmp_path_factory.mktemp(architecture)
+            settings = _SIZES | _PER_ARCHITECTURE.get(architecture, {}) | overrides
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(1)
+                model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **settings))
+                for name, parameter in model.named_parameters():
+                    if "norm" in name:  # norms start at one or zero; make them matter
+                        parameter.data.add_(0.1 * torch.randn_like(parameter))
+            model.to(dtype).save_pretrained(path)
+            _save_tokenizer(path)
+            (path / "chat_template.jinja").write_text(
+                "{{ bos_token }}{% for m in messages %}{{ m }}{% endfor %}"
+            )
+            made[key] = path
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 3,000 bytes, so as many tokens."""
+    words = [f"{'abcdefgh'[i % 8] * (1 + i % 5)}{i * i % 97}" for i in range(600)]
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text(" ".join(words))
+    return path
+
+
+def make_scheme(name: str = "w4a16-gptq", **settings: Any) -> QuantizationScheme:
+    num_bits, method = parse_scheme_name(name)
+    return QuantizationScheme(name, num_bits, method, **settings)
+
+
+@pytest.fixture
+def make_job(make_model: ModelMaker, text_file: Path, tmp_path: Path) -> JobMaker:
+    """make_job(scheme name, model=path, out=name, resume=..., calibration={...}, **scheme settings)."""
+
+    def make(name: str = "w4a16-gptq", **settings: Any) -> QuantizeJob:
+        model = settings.pop("model", None) or make_model()
+        out = tmp_path / settings.pop("out", "out")
+        resume = settings.pop("resume", False)
+        calibration = {"source": str(text_file), "num_samples": 6, "seq_len": 32} | settings.pop(
+            "calibration", {}
+        )
+        scheme = make_scheme(name, **({"group_size": 32} if name != "none" else {}) | settings)
+        return QuantizeJob(
+            ModelSource("tiny", model), scheme, CalibrationSettings(**calibration), out, resume
+        )
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _reread_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting Python and torch anew costs seconds; tests that ask for `fresh_process` do it."""
+    if "fresh_process" not in request.fixturenames:
+        monkeypatch.setattr(
+            job_module,
+            "reread_in_fresh_process",
+            lambda checkpoint, records: check_digests(dequantized_digests(checkpoint), records),
+        )
+
+
+@pytest.fixture
+def fresh_process() -> None:
+    """Ask for the second reading to be done by another process, as it is in earnest."""
+
+
+@pytest.fixture
+def reporter() -> Reporter:
+    return Reporter(quiet=True)
