@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bitsmith.compile.decoder_config import DecoderConfig, read_decoder_config
-from bitsmith.compile.tensorrt_kv_plan import KvCacheChoice
+from bitsmith.compile.tensorrt_kv_plan import KvCacheChoice, KvScaleChoice
 from bitsmith.compile.tensorrt_linear import WeightOnlyLinear
 from bitsmith.compile.tensorrt_modelopt_source import READABLE_ALGOS
 from bitsmith.compile.tensorrt_names import LINEARS
@@ -17,12 +17,13 @@ from bitsmith.core.manifest import Fallback
 
 @dataclass(frozen=True, slots=True)
 class UnifiedSettings:
-    """What the user asks for. The backend has no KV scales, so none can be chosen."""
+    """What the user asks for. The backend has no KV scales: ones is all it does."""
 
     release: Release = DEFAULT_RELEASE
     tp_size: int = 1
     pp_size: int = 1
     kv_cache: KvCacheChoice = "auto"
+    kv_scale: KvScaleChoice = "calibrated"
     is_strict: bool = False
 
 
@@ -57,7 +58,7 @@ def plan_unified(source: ExportSource, settings: UnifiedSettings) -> UnifiedPlan
         raise Refused(f"W4A8 takes groups of 128, not {scheme.group_size}; quantize again.")
     _check_parallel(decoder, settings)
     kv_algo = _resolve_kv(source, settings.kv_cache)
-    fallbacks = tuple(_fallbacks(source, kv_algo))
+    fallbacks = tuple(_fallbacks(source, kv_algo, settings.kv_scale))
     if settings.is_strict and fallbacks:
         first = fallbacks[0]
         raise Refused(f"--strict: {first.where} would be {first.done}, not {first.asked}: {first.reason}.")
@@ -96,8 +97,8 @@ def _resolve_kv(source: ExportSource, choice: KvCacheChoice) -> str | None:
     return "FP8" if choice == "fp8" else None
 
 
-def _fallbacks(source: ExportSource, kv_algo: str | None) -> Iterator[Fallback]:
-    if kv_algo == "FP8" and source.kv_scales(0) is not None:
+def _fallbacks(source: ExportSource, kv_algo: str | None, kv_scale: KvScaleChoice) -> Iterator[Fallback]:
+    if kv_algo == "FP8" and kv_scale == "calibrated" and source.kv_scales(0) is not None:
         reason = "TensorRT-LLM's PyTorch backend ignores FP8 KV scales"
         yield Fallback("kv_cache", "calibrated scales", "a scale of 1.0 for every layer", reason)
     if source.scheme.quant_algo == W8A16:
