@@ -71,7 +71,7 @@ def _limits(export: ExportPlan, settings: BuildSettings) -> dict[str, str]:
             f"--max-model-len {max_model_len} is more than the model was made for "
             f"({export.decoder.context_reason}); lower it."
         )
-    options = {"max_seq_len": str(max_model_len), "max_beam_width": "1", "kv_cache_type": "paged"}
+    options = {"max_seq_len": str(max_model_len), "max_beam_width": "1"}
     if limits.max_batch_size is not None:
         options["max_batch_size"] = str(limits.max_batch_size)
     if limits.max_num_tokens is not None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bitsmith.compile.tensorrt_check import check_engine_checkpoint
@@ -422,3 +422,54 @@ def test_lost_features_are_listed() -> None:
     assert not plan.has_paged_attention
     assert [fallback.where for fallback in plan.fallbacks] == ["use_paged_context_fmha"]
     assert "W4A16_AWQ weights" in plan.fallbacks[0].reason
+
+
+def gemma3_source() -> RoundedSource:
+    rope = {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}}
+    rope["sliding_attention"] = {"rope_type": "default", "rope_theta": 1e4}
+    layers = ["sliding_attention", "sliding_attention", "full_attention"]
+    config = hf_config("gemma3_text", num_hidden_layers=3, layer_types=layers, sliding_window=64)
+    config |= {
+        "rope_parameters": rope,
+        "query_pre_attn_scalar": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+    }
+    return RoundedSource(config, random_weights(config), SourceScheme("FP8", "FP8"))
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_gemma3(tp_size: int, tmp_path: Path) -> None:
+    plan, _ = export(gemma3_source(), tmp_path, ExportSettings(tp_size=tp_size))
+    report = check_engine_checkpoint(tmp_path, plan.release)
+    assert report.is_accepted, report.lines()
+    body = json.loads((tmp_path / "config.json").read_text())
+    assert body["rotary_base"] == 1e6
+    assert body["rotary_scaling"] == {"type": "linear", "rope_type": "linear", "factor": 8.0}
+    assert body["rope_local_base_freq"] == 1e4
+    assert (body["sliding_window"], body["sliding_window_pattern"]) == (64, 3)
+    assert body["query_pre_attn_scalar"] == 256
+    assert body["use_parallel_embedding"] == (tp_size > 1)
+    tensors = load_file(tmp_path / "rank0.safetensors")
+    assert "lm_head.weight" not in tensors
+    weights = gemma3_source().weights
+    for ours, theirs in (
+        ("input_layernorm", "input_layernorm"),
+        ("attention.q_layernorm", "self_attn.q_norm"),
+    ):
+        want = (weights[f"{Q}{theirs}.weight"].float() + 1).bfloat16()
+        assert torch.equal(tensors[f"transformer.layers.0.{ours}.weight"], want)
+
+
+def test_norms_without_the_added_one_are_found(tmp_path: Path) -> None:
+    """The commonest fault of a Gemma checkpoint shows against its source."""
+    golden = GOLDEN / "mo_hf_gemma2_fp8_kvfp8"
+    export(open_source(golden), tmp_path, ExportSettings())
+    assert check_engine_checkpoint(tmp_path, parse_release("1.2.1"), golden).is_accepted
+    file = tmp_path / "rank0.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    for name in tensors:
+        if "norm" in name or "ln_f" in name:
+            tensors[name] -= 1
+    save_file(tensors, file)
+    codes = check_engine_checkpoint(tmp_path, parse_release("1.2.1"), golden).codes()
+    assert codes & {"norm-zero", "source-norm"}

@@ -81,7 +81,6 @@ def test_build_script_has_the_exact_command(tmp_path: Path) -> None:
         "--output_dir": str(tmp_path / "engine" / "engine"),
         "--max_seq_len": "128",
         "--max_beam_width": "1",
-        "--kv_cache_type": "paged",
         "--max_batch_size": "8",
         "--max_num_tokens": "1024",
         "--workers": "1",

@@ -29,56 +29,17 @@ from bitsmith.core.sampling import SamplingParams
 GOLDEN = Path(__file__).parent.parent / "golden" / "tensorrt"
 FP8 = GOLDEN / "mo_hf_llama_fp8_kvfp8"
 # Fields of TensorRT-LLM's SamplingParams, and nothing else.
-SAMPLING_FIELDS = frozenset(
-    [
-        "end_id",
-        "pad_id",
-        "max_tokens",
-        "bad",
-        "bad_token_ids",
-        "stop",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        "embedding_bias",
-        "n",
-        "best_of",
-        "use_beam_search",
-        "top_k",
-        "top_p",
-        "top_p_min",
-        "seed",
-        "temperature",
-        "min_tokens",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "length_penalty",
-        "min_p",
-        "logprobs",
-        "prompt_logprobs",
-        "ignore_eos",
-        "detokenize",
-        "add_special_tokens",
-        "truncate_prompt_tokens",
-        "skip_special_tokens",
-    ]
+_SAMPLING = (
+    "end_id pad_id max_tokens bad bad_token_ids stop stop_token_ids include_stop_str_in_output "
+    "embedding_bias n best_of use_beam_search top_k top_p top_p_min seed temperature min_tokens "
+    "repetition_penalty presence_penalty frequency_penalty length_penalty min_p logprobs prompt_logprobs "
+    "ignore_eos detokenize add_special_tokens truncate_prompt_tokens skip_special_tokens"
 )
-LLM_FIELDS = frozenset(
-    [
-        "model",
-        "tokenizer",
-        "backend",
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "kv_cache_config",
-        "max_batch_size",
-        "max_num_tokens",
-        "max_seq_len",
-        "enable_chunked_prefill",
-        "speculative_config",
-        "disable_overlap_scheduler",
-    ]
+_LLM = (
+    "model tokenizer backend tensor_parallel_size pipeline_parallel_size kv_cache_config max_batch_size "
+    "max_num_tokens max_seq_len enable_chunked_prefill speculative_config disable_overlap_scheduler"
 )
+SAMPLING_FIELDS, LLM_FIELDS = frozenset(_SAMPLING.split()), frozenset(_LLM.split())
 
 
 @dataclass

@@ -8,6 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bitsmith.compile.tensorrt_check import check_engine_checkpoint
+from bitsmith.compile.tensorrt_checkpoint import open_checkpoint
+from bitsmith.compile.tensorrt_export import CheckpointExport
+from bitsmith.compile.tensorrt_plan import ExportSettings, plan_export
 from bitsmith.compile.tensorrt_release import parse_release
 from bitsmith.compile.tensorrt_source import open_source
 from bitsmith.compile.tensorrt_unified_check import check_unified_checkpoint
@@ -123,6 +127,63 @@ def test_grouped_eight_bit_weights_are_rounded_to_channels_and_listed(tmp_path: 
     assert len(exported.errors) == 14
     assert max(exported.errors.values()) < 0.01
     assert check_unified_checkpoint(tmp_path / "unified", RELEASE).is_accepted
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group_size", [64, 128])
+def test_packed_checkpoint_becomes_an_engine_checkpoint(
+    symmetric: bool, group_size: int, tmp_path: Path
+) -> None:
+    """GPTQ's integers, carried in AWQ's layout, which TensorRT-LLM lays out for the GPU at build."""
+    weights = packed_checkpoint(tmp_path / "packed", 4, group_size, symmetric)
+    source = open_source(tmp_path / "packed")
+    plan = plan_export(source, ExportSettings())
+    assert plan.model.quant.quant_algo == "W4A16_AWQ"
+    assert (plan.model.quant.has_zero_point, plan.model.quant.pre_quant_scale) == (not symmetric, False)
+    assert plan.model.quant.group_size == group_size
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    exported = CheckpointExport(source, plan)
+    exported.write(path, Reporter(quiet=True))
+    report = check_engine_checkpoint(path, RELEASE, tmp_path / "packed")
+    assert report.is_accepted, report.lines()
+    checkpoint = open_checkpoint(path, RELEASE)
+    assert exported.errors == {}
+    for name, real in checkpoint.dequantized():
+        module = name.removesuffix(".weight")
+        if module in weights:
+            want = weights[module].dequantize()
+            # `zero` holds zero_point * scale in the model's dtype: 8 bits of a product of 4 and 8 bits.
+            tolerance = 0 if symmetric else float(want.abs().max()) * 2**-8
+            assert bool(((real - want).abs() <= tolerance).all()), module
+
+
+def test_eight_bit_weights_are_plain_in_an_engine_checkpoint(tmp_path: Path) -> None:
+    weights = packed_checkpoint(tmp_path / "packed", 8, 64, symmetric=True)
+    source = open_source(tmp_path / "packed")
+    plan = plan_export(source, ExportSettings(kv_cache="bf16"))
+    assert plan.model.quant.to_json() == {
+        "quant_algo": "W8A16",
+        "kv_cache_quant_algo": None,
+        "exclude_modules": ["*lm_head", "*vocab_embedding"],
+    }
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    CheckpointExport(source, plan).write(path, Reporter(quiet=True))
+    assert check_engine_checkpoint(path, RELEASE, tmp_path / "packed").is_accepted
+    for name, real in open_checkpoint(path, RELEASE).dequantized():
+        if name.removesuffix(".weight") in weights:
+            assert torch.equal(real, weights[name.removesuffix(".weight")].dequantize().bfloat16().float())
+
+
+def test_channel_scales_of_four_bits_are_refused(tmp_path: Path) -> None:
+    packed_checkpoint(tmp_path / "packed", 4, 64, symmetric=True)
+    file = tmp_path / "packed" / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["strategy"] = "channel"
+    file.write_text(json.dumps(config))
+    with pytest.raises(Refused, match="need groups of 64 or 128"):
+        open_source(tmp_path / "packed")
 
 
 def test_zero_points_are_refused(tmp_path: Path) -> None:
