@@ -14,11 +14,13 @@ _PROBE = "The naïve fox — 12345 +\n\tdef f(x):  return x"
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """digest: content digest of the artifact or model directory that the model was loaded from.
+    """title: what a person calls it; `model.name` adds how it was computed.
 
-    tokenizer: the one that comes with it. facts: lines for the report, such as the KV-cache type.
+    digest: content digest of the artifact or model directory that it was loaded from. tokenizer: the one that
+    comes with it. facts: lines for the report, such as the KV-cache type.
     """
 
+    title: str
     model: LogitsModel
     digest: str
     tokenizer: PreTrainedTokenizerBase

@@ -126,7 +126,12 @@ def test_equal_inputs_are_fed_once(
     model = logits_model()
     fed: list[int] = []
     score = model.score
-    model.score = lambda requests: (fed.append(len(requests)), score(requests))[1]
+
+    def counted(requests: Sequence[Any]) -> Any:
+        fed.append(len(requests))
+        return score(requests)
+
+    model.score = counted
     by_length: dict[int, list[str]] = {}
     for word in sorted(set(documents[0].replace(".", "").split())):
         num_tokens = len(tokenizer(f" {word}", add_special_tokens=False).input_ids)
