@@ -14,18 +14,18 @@ _PROBE = "The naïve fox — 12345 +\n\tdef f(x):  return x"
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """title: what a person calls it; `model.name` adds how it was computed.
+    """digest: content digest of the artifact or model directory that the model was loaded from.
 
-    digest: content digest of the artifact or model directory that it was loaded from. tokenizer: the one that
-    comes with it. facts: lines for the report, such as the KV-cache type.
+    tokenizer: the one that comes with it. facts: lines for the report, such as the KV-cache type.
+    title: what a person calls it, where `model.name` only says how it is computed.
     """
 
-    title: str
     model: LogitsModel
     digest: str
     tokenizer: PreTrainedTokenizerBase
     generator: TextGenerator | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
 
 
 def check_comparable(

@@ -28,7 +28,7 @@ def describe(
 ) -> dict[str, Any]:
     body: dict[str, Any] = {
         role: {
-            "title": contender.title,
+            "title": contender.title or contender.model.name,
             "name": contender.model.name,
             "content_digest": contender.digest,
             **contender.facts,

@@ -39,8 +39,7 @@ def evaluate(
         job = EvaluateJob(tmp_path / out, QUICK, None, gate)
         plan = plan_evaluate(job, tokenizer, text)
         first, second = (
-            Contender(f"model {d}", model, d * 64, tokenizer)
-            for model, d in ((candidate, "c"), (baseline, "b"))
+            Contender(model, d * 64, tokenizer) for model, d in ((candidate, "c"), (baseline, "b"))
         )
         return evaluate_quality(plan, first, second, reporter)
 
@@ -175,7 +174,7 @@ def test_models_that_cannot_be_compared_are_refused(
     reporter: Reporter,
 ) -> None:
     plan = plan_evaluate(EvaluateJob(tmp_path / "report", QUICK, None, None), tokenizer, text)
-    good = Contender("good", favourites(), "b" * 64, tokenizer)
+    good = Contender(favourites(), "b" * 64, tokenizer)
     bigger = replace(favourites(), vocab_size=good.model.vocab_size + 1)
     shorter = replace(favourites(), max_model_len=47)
     cases = [
