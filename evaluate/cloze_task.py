@@ -50,11 +50,15 @@ class ClozeAnswer:
 
 
 def answer_cloze(
-    model: LogitsModel, encoder: TextEncoder, items: Sequence[ClozeItem], reporter: Reporter
+    model: LogitsModel,
+    encoder: TextEncoder,
+    items: Sequence[ClozeItem],
+    context_len: int,
+    reporter: Reporter,
 ) -> list[ClozeAnswer]:
-    """One answer per item, in order."""
+    """One answer per item, in order. context_len: the same for both models, or their prompts would differ."""
     pairs = [encoder.continuation(item.context, choice) for item in items for choice in item.choices]
-    scored = score_continuations(model, pairs, reporter, f"cloze items, {model.name}")
+    scored = score_continuations(model, pairs, context_len, reporter, f"cloze items, {model.name}")
     logprobs = [score.logprob for score in scored]
     starts = range(0, len(logprobs), NUM_CHOICES)
     return [ClozeAnswer(tuple(logprobs[start : start + NUM_CHOICES])) for start in starts]

@@ -17,6 +17,7 @@ class Contender:
     """digest: content digest of the artifact or model directory that the model was loaded from.
 
     tokenizer: the one that comes with it. facts: lines for the report, such as the KV-cache type.
+    title: what a person calls it, where `model.name` only says how it is computed.
     """
 
     model: LogitsModel
@@ -24,6 +25,7 @@ class Contender:
     tokenizer: PreTrainedTokenizerBase
     generator: TextGenerator | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
 
 
 def check_comparable(

@@ -44,14 +44,18 @@ class _Input:
 
 
 def score_continuations(
-    model: LogitsModel, continuations: Sequence[Continuation], reporter: Reporter, label: str
+    model: LogitsModel,
+    continuations: Sequence[Continuation],
+    context_len: int,
+    reporter: Reporter,
+    label: str,
 ) -> list[ContinuationScore]:
-    """Scores in the order given.
+    """Scores in the order given. context_len: most tokens that may be fed; longer inputs lose their start.
 
     Equal inputs are fed once: choices of one token after the same context share a single forward pass.
     Raises WorkFailed for a continuation longer than the model's context.
     """
-    inputs = [_model_input(item, model.max_model_len) for item in continuations]
+    inputs = [_model_input(item, context_len) for item in continuations]
     wanted: dict[tuple[int, ...], list[int]] = {}
     for index, (item, fed) in enumerate(zip(continuations, inputs, strict=True)):
         if item.continuation:
@@ -70,15 +74,15 @@ def score_continuations(
     return scores
 
 
-def _model_input(item: Continuation, max_model_len: int) -> _Input:
+def _model_input(item: Continuation, context_len: int) -> _Input:
     assert item.context, "a continuation needs at least one token of context"
-    if len(item.continuation) > max_model_len:
+    if len(item.continuation) > context_len:
         raise WorkFailed(
-            f"A continuation of {len(item.continuation)} tokens does not fit in the model's context of "
-            f"{max_model_len}. Compile with a larger --max-model-len or leave the task out."
+            f"A continuation of {len(item.continuation)} tokens does not fit in the context of "
+            f"{context_len}. Compile with a larger --max-model-len or leave the task out."
         )
     whole = (item.context + item.continuation)[:-1]
-    kept = whole[-max_model_len:]
+    kept = whole[-context_len:]
     return _Input(kept, len(whole) - len(kept))
 
 

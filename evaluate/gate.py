@@ -175,8 +175,8 @@ def _counts(rule: GateRule, measurement: Measurement) -> str:
     if measurement.num_counted is not None and measurement.num_counted > 0:
         total = measurement.num_counted
         if rule.maximum is not None:
-            parts.append(f"{rule.maximum:g} of {total} is {math.floor(rule.maximum * total + 1e-9)}")
+            parts.append(f"the limit stands for {math.floor(rule.maximum * total + 1e-9)} of {total}")
         if rule.minimum is not None:
             misses = math.floor((1 - rule.minimum) * total + 1e-9)
-            parts.append(f"{rule.minimum:g} of {total} allows {misses} misses")
+            parts.append(f"the limit allows {misses} misses in {total}")
     return "; " + "; ".join(parts) if parts else ""

@@ -49,21 +49,28 @@ class AnswerNotes:
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
-    """One model as lm-eval sees it. `notes` collects what happened over all requests so far."""
+    """One model as lm-eval sees it. `notes` collects what happened over all requests so far.
+
+    context_len: most tokens that it is given. Two models that are compared get the same, or the longer
+    prompts would differ.
+    """
 
     def __init__(
         self,
         logits_model: LogitsModel,
         encoder: TextEncoder,
+        context_len: int,
         reporter: Reporter,
         generator: TextGenerator | None = None,
     ) -> None:
+        assert context_len <= logits_model.max_model_len, (context_len, logits_model.max_model_len)
         super().__init__()
         self.tokenizer = encoder.tokenizer
         self.notes = AnswerNotes()
         self._model = logits_model
         self._encoder = encoder
         self._generator = generator
+        self._context_len = context_len
         self._reporter = reporter
 
     @property
@@ -77,7 +84,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
 
     @property
     def max_length(self) -> int:
-        return self._model.max_model_len
+        return self._context_len
 
     @property
     def tokenizer_name(self) -> str:
@@ -124,7 +131,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
     def _score(self, items: Sequence[Continuation]) -> list[ContinuationScore]:
         if items:
             self.notes.note_prompt(items[0].context)
-        scores = score_continuations(self._model, items, self._reporter, f"requests, {self._model.name}")
+        scores = score_continuations(
+            self._model, items, self._context_len, self._reporter, f"requests, {self._model.name}"
+        )
         self.notes.num_truncated += sum(score.num_truncated > 0 for score in scores)
         return scores
 
@@ -175,7 +184,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval is untyped
         room = self.max_length - max_tokens
         if room < 1:
             raise Refused(
-                f"A task generates up to {max_tokens} tokens, the model's context is {self.max_length}: "
+                f"A task generates up to {max_tokens} tokens, the context is {self.max_length}: "
                 "no room for the prompt. Compile with a larger --max-model-len."
             )
         self.notes.num_truncated += len(token_ids) > room

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bitsmith.evaluate.report_text import limit_number
 from bitsmith.evaluate.svg import Drawing, Span, nice_ticks
 
 _NEGLIGIBLE = 1e-12
@@ -29,7 +30,7 @@ def interval_strip(judgement: Mapping[str, Any]) -> str:
     drawing.line(4, 12, 226, 12, "rail")
     for limit in limits:
         drawing.line(x(limit), 2, x(limit), 22, "limit")
-        drawing.text(_inside(x(limit), 230, 18), 32, f"{limit:g}", "tick")
+        drawing.text(_inside(x(limit), 230, 18), 32, limit_number(limit, judgement["metric"]), "tick")
     css = str(judgement["verdict"]).lower()
     drawing.line(x(lower), 12, x(upper), 12, f"bar {css}")
     for bound in (lower, upper):

@@ -27,7 +27,12 @@ def describe(
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
     body: dict[str, Any] = {
-        role: {"name": contender.model.name, "content_digest": contender.digest, **contender.facts}
+        role: {
+            "title": contender.title or contender.model.name,
+            "name": contender.model.name,
+            "content_digest": contender.digest,
+            **contender.facts,
+        }
         for role, contender in contenders.items()
     }
     body["versions"] = dict(versions)

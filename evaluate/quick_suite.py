@@ -110,8 +110,11 @@ def run_quick(
     }
     check_repeatable(baseline, noise["baseline"])
     windows = score_windows(baseline, candidate, plan.windows, reporter)
-    before = answer_cloze(baseline, plan.encoder, plan.items, reporter)
-    after = answer_cloze(candidate, plan.encoder, plan.items, reporter)
+    context_len = min(baseline.max_model_len, candidate.max_model_len)
+    before, after = (
+        answer_cloze(model, plan.encoder, plan.items, context_len, reporter)
+        for model in (baseline, candidate)
+    )
     cloze, not_measured = cloze_measurements(plan.items, before, after)
     details = {
         "tokens": _token_details(windows),

@@ -17,9 +17,11 @@ def render_markdown(report: QualityReport) -> str:
     """The whole report."""
     details, provenance = report.details, report.provenance
     lines = [
-        f"# {verdict_text(report)}: {_escape(provenance['candidate']['name'])}",
+        f"# {verdict_text(report)}: {_escape(provenance['candidate']['title'])}",
         "",
-        f"Compared with {_escape(provenance['baseline']['name'])}.",
+        f"Computed by: {_escape(provenance['candidate']['name'])}.",
+        f"Compared with: {_escape(provenance['baseline']['title'])},"
+        f" {_escape(provenance['baseline']['name'])}.",
         "",
     ]
     text = provenance.get("text")
@@ -38,7 +40,8 @@ def render_markdown(report: QualityReport) -> str:
         lines += [f"## {_escape(section['title'])}", "", _escape(section["summary"]), ""]
         lines += _changed(section["changed"])
     lines += ["## How this was made", "", _escape(provenance["error_bars"]), ""]
-    lines += _table(("what", "value"), facts(report))
+    rows = [(f"{group}: {name}", value) for group, body in facts(report) for name, value in body]
+    lines += _table(("what", "value"), rows)
     return "\n".join(lines)
 
 

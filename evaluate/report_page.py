@@ -13,7 +13,7 @@ from markupsafe import Markup
 from bitsmith.core.quality import QualityReport
 from bitsmith.evaluate.measurement import measurement_from_json
 from bitsmith.evaluate.plots import interval_strip, kl_histogram, position_profile, window_differences
-from bitsmith.evaluate.report_text import facts, number, samples_text, task_sections, verdict_text
+from bitsmith.evaluate.report_text import facts, limit_text, number, samples_text, task_sections, verdict_text
 
 # Beside this file, not through importlib.resources: that cannot read an editable namespace package.
 _TEMPLATE = Path(__file__).with_name("report_page.html")
@@ -81,6 +81,7 @@ def _judgement(body: Mapping[str, Any], report: QualityReport) -> dict[str, Any]
     return {
         **body,
         "title": report.details["known_metrics"].get(body["metric"], body["metric"]),
+        "limit_text": limit_text(body),
         "value_text": number(body["value"], body["metric"]),
         "picture": Markup(interval_strip(body)),  # noqa: S704 - `svg` escapes every text
         "css": str(body["verdict"]).lower() if is_measured else "none",

@@ -28,6 +28,17 @@ def number(value: float | None, name: str = "") -> str:
     return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.3e}"
 
 
+def limit_text(judgement: Mapping[str, Any]) -> str:
+    """The limits of a rule, written like the value they are compared with."""
+    limits = (("≤", judgement["max"]), ("≥", judgement["min"]))
+    name = judgement["metric"]
+    return " and ".join(f"{sign} {limit_number(value, name)}" for sign, value in limits if value is not None)
+
+
+def limit_number(value: float, name: str) -> str:
+    return f"{value * 100:g} %" if is_percentage(name) else f"{value:g}"
+
+
 def verdict_text(report: QualityReport) -> str:
     return "NO GATE" if report.verdict is None else str(report.verdict)
 
@@ -91,30 +102,23 @@ def _notes_text(notes: Mapping[str, Mapping[str, Any]]) -> str:
     return "; ".join(parts) + "."
 
 
-def facts(report: QualityReport) -> list[tuple[str, str]]:
-    """Everything of the provenance, in reading order, as name and text."""
-    rows: list[tuple[str, str]] = []
-    for role in ("candidate", "baseline"):
-        for key, value in report.provenance[role].items():
-            rows.append((f"{role}: {_spaced(key)}", str(value)))
-    for key, value in report.provenance.items():
-        if key in ("candidate", "baseline", "error_bars"):
-            continue
-        if isinstance(value, Mapping):
-            rows += [
-                (f"{_spaced(key)}: {_spaced(str(name))}", _plain(entry)) for name, entry in value.items()
-            ]
-        else:
-            rows.append((_spaced(key), _plain(value)))
+def facts(report: QualityReport) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Everything of the provenance in reading order: groups of (name, text)."""
+    groups: list[tuple[str, list[tuple[str, str]]]] = []
+    for key in ("candidate", "baseline", "text", "windows", "first_prompt", "tasks", "versions"):
+        body = report.provenance.get(key)
+        if body is not None:
+            groups.append((_spaced(key).capitalize(), [(_spaced(k), _plain(v)) for k, v in body.items()]))
     noise = report.details["suites"].get("repeat_noise")
     if noise is not None:
-        text = f"baseline {number(noise['baseline'])}, candidate {number(noise['candidate'])} nats/token"
-        rows.append(("same model twice", f"{text}: mean KL of a window scored alone against one in a batch"))
-    return rows
+        rows = [(role, f"{number(noise[role])} nats/token") for role in ("baseline", "candidate")]
+        groups.append(("One window alone against the same window in a batch: mean KL", rows))
+    return groups
 
 
 def _spaced(key: str) -> str:
-    return key.replace("_", " ")
+    """A key as words: `num_scored_tokens` is read `scored tokens`."""
+    return key.removeprefix("num_").removeprefix("is_").replace("_", " ")
 
 
 def _plain(value: Any) -> str:

@@ -35,8 +35,9 @@ def run_task_suite(
     reporter: Reporter,
 ) -> SuiteResult:
     """Both models answer the same requests in the same order, one model after the other."""
+    context_len = min(model.max_model_len for model, _ in players)
     baseline, candidate = (
-        run_tasks(HarnessModel(model, encoder, reporter, generator), selection)
+        run_tasks(HarnessModel(model, encoder, context_len, reporter, generator), selection)
         for model, generator in players
     )
     measurements: list[Measurement] = []

@@ -135,7 +135,7 @@ class DecoderStack:
                 # Buffers are not in checkpoints (rotary frequencies, embedding scale): the model computes
                 # them. Parameters are marked as done above, and the caller's random state is kept.
                 with torch.random.fork_rng(devices=[]):
-                    self._model._init_weights(module)
+                    self._model._init_weights(module)  # type: ignore[no-untyped-call]
 
 
 def cache_argument(layer: nn.Module) -> str:
@@ -150,14 +150,15 @@ def _meta_model(reader: CheckpointReader) -> PreTrainedModel:
         # Soft caps on attention logits exist only in the eager form.
         form = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, attn_implementation=form, dtype=torch.float32, trust_remote_code=False
             )
     except (ValueError, KeyError, ImportError, OSError) as error:
         raise Refused(f"transformers cannot build the model of {reader.path}: {error}") from error
-    assert isinstance(model, PreTrainedModel)
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def _name_within(model: nn.Module, wanted: nn.Module) -> str:
-    return next(name for name, module in model.named_modules() if module is wanted)
+    names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
+    return names[id(wanted)]

@@ -89,8 +89,8 @@ def _say_calibration(plan: QuantizePlan, reporter: Reporter) -> None:
         reporter.say("Calibration: the built-in text, a fallback; give --calibration for real work.")
     if windows.num_obtained < windows.num_requested:
         reporter.warn(
-            f"calibration: {windows.num_requested} rows of {windows.token_ids.shape[1]} tokens were asked "
-            f"for, {windows.num_obtained} obtained ({windows.token_ids.numel()} tokens): the text holds no more."
+            f"calibration: {windows.num_requested} rows of {windows.token_ids.shape[1]} tokens asked for, "
+            f"{windows.num_obtained} obtained ({windows.token_ids.numel()} tokens): the text has no more."
         )
 
 

@@ -89,7 +89,7 @@ class LayerwiseQuantizer:
         self._stack.fill_embedding()
         hidden, keywords = [], []
         by_size: dict[int, Sequence[Mapping[str, Any]]] = {}
-        for rows in self._token_ids.split(batch_size):
+        for rows in torch.split(self._token_ids, batch_size):
             calls = self._stack.layer_calls(rows)
             hidden.append(calls.hidden_states)
             # Rows are of one length and unpadded, so masks depend on the batch's size alone.

@@ -113,7 +113,7 @@ def _check_disk(out: Path, estimate: Estimate) -> None:
     if free < estimate.disk_bytes:
         raise Refused(
             f"{existing} has {free / 1e9:.1f} GB free; this run needs about "
-            f"{estimate.disk_bytes / 1e9:.1f} GB ({estimate.output_bytes / 1e9:.1f} GB of them for the result)."
+            f"{estimate.disk_bytes / 1e9:.1f} GB ({estimate.output_bytes / 1e9:.1f} GB is the result)."
         )
 
 

@@ -34,7 +34,7 @@ class ResumeState:
         self._directory = partial / _DIRECTORY
         self._directory.mkdir(exist_ok=True)
         path = self._directory / _FINGERPRINT
-        wanted = _flatten(fingerprint | {"machine": machine_facts()})
+        wanted = _flatten({**fingerprint, "machine": machine_facts()})
         if path.is_file():
             _check_fingerprint(_read_json(path), wanted, partial)
         else:

@@ -63,4 +63,4 @@ class QuantizedWeight:
 
 def tensor_sha256(tensor: Tensor) -> str:
     """Of the values as they lie in memory."""
-    return hashlib.sha256(tensor.contiguous().numpy()).hexdigest()
+    return hashlib.sha256(tensor.contiguous().numpy().data).hexdigest()

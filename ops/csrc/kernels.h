@@ -79,8 +79,10 @@ struct AttentionTile {
   int64_t kv_head;
 };
 
-// Floats of a partial result of attention: weighted values padded to whole vectors, maximum, sum.
-constexpr int64_t attention_result_floats(int64_t head_size) { return (head_size + 7) / 8 * 8 + 2; }
+// Heads are padded to whole vectors. A partial result of attention: weighted values, maximum, sum; rounded
+// up so that the next one starts at a vector too.
+constexpr int64_t padded_head(int64_t head_size) { return (head_size + 7) / 8 * 8; }
+constexpr int64_t attention_result_floats(int64_t head_size) { return padded_head(head_size) + 8; }
 
 struct Kernels {
   const char* name;

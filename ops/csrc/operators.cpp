@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "scratch.h"
 
 namespace bitsmith {
 namespace {
@@ -87,12 +88,9 @@ int64_t grain_of(int64_t bytes_per_unit, int64_t num_tokens) {
   return std::max<int64_t>(1, kWorthwhileBytes / (bytes_per_unit * (1 + num_tokens / 4)));
 }
 
-template <class T>
-T* scratch(int64_t count) {
-  static thread_local std::vector<T> buffer;
-  if (static_cast<int64_t>(buffer.size()) < count) buffer.resize(static_cast<size_t>(count));
-  return buffer.data();
-}
+struct OfDense;
+struct OfQuantized;
+struct OfPartials;
 
 Tensor linear_dense(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t activations) {
   const char* op = "bitsmith::linear_dense";
@@ -113,7 +111,7 @@ Tensor linear_dense(const Tensor& x, const Tensor& weight, const std::optional<T
   p.is_bf16 = weight.scalar_type() == at::kBFloat16;
   Tensor y = at::empty({p.num_tokens, p.out_features}, x.options());
   p.y = y.mutable_data_ptr<float>();
-  float* arranged = scratch<float>(p.num_tokens * p.padded_in);
+  float* arranged = scratch<float, OfDense>(p.num_tokens * p.padded_in);
   p.x = arranged;
   const float* source = rows.const_data_ptr<float>();
   const int64_t stride = rows.stride(0);
@@ -160,16 +158,16 @@ void check_packed(const Tensor& weight, const Tensor& scale, const std::optional
 void assign_scratch(QuantizedLinear& p) {
   const int64_t inputs = p.num_tokens * p.in_features;
   if (!p.is_int8) {
-    p.activations.x = scratch<float>(inputs);
+    p.activations.x = scratch<float, OfQuantized>(inputs);
     return;
   }
   if (p.num_bits == 4) {
-    p.activations.x_int8 = scratch<int8_t>(inputs);
+    p.activations.x_int8 = scratch<int8_t, OfQuantized>(inputs);
   } else {
-    p.activations.x_int16 = scratch<int16_t>(inputs);
+    p.activations.x_int16 = scratch<int16_t, OfQuantized>(inputs);
   }
-  p.activations.scale = scratch<float>(p.num_tokens * p.num_groups);
-  p.activations.sum = scratch<int32_t>(p.num_tokens * p.num_groups);
+  p.activations.scale = scratch<float, OfQuantized>(p.num_tokens * p.num_groups);
+  p.activations.sum = scratch<int32_t, OfQuantized>(p.num_tokens * p.num_groups);
 }
 
 Tensor linear_quantized(const Tensor& x, const Tensor& weight, const Tensor& scale,
@@ -316,6 +314,17 @@ int64_t first_segment(const PagedAttention& p, const AttentionTile& tile) {
   return std::max<int64_t>(0, begin) / kSegmentTokens;
 }
 
+// Whether all the tiles together are too little work to wake other threads for.
+bool is_small(const PagedAttention& p, const std::vector<AttentionTile>& tiles) {
+  constexpr int64_t kWorthwhileProducts = 200000;
+  int64_t positions = 0;
+  for (const AttentionTile& tile : tiles) {
+    const int64_t seen = tile.first_position + tile.num_rows;
+    positions += tile.num_rows * (p.sliding_window > 0 ? std::min(seen, p.sliding_window + tile.num_rows) : seen);
+  }
+  return positions * (p.num_heads / p.num_kv_heads) * p.head_size * 2 < kWorthwhileProducts;
+}
+
 // Few tiles with long contexts: segments of one tile go to different threads.
 void attend_split(const PagedAttention& p, const std::vector<AttentionTile>& tiles, float* output) {
   std::vector<Segments> plan;
@@ -329,8 +338,9 @@ void attend_split(const PagedAttention& p, const std::vector<AttentionTile>& til
     for (int64_t s = begin; s < end; ++s) units.emplace_back(static_cast<int64_t>(i), s);
     floats += (end - begin) * tile.num_rows * (p.num_heads / p.num_kv_heads) * attention_result_floats(p.head_size);
   }
-  float* partials = scratch<float>(floats);
-  for_each(static_cast<int64_t>(units.size()), 1, [&](int64_t begin, int64_t end) {
+  float* partials = scratch<float, OfPartials>(floats);
+  const auto num_units = static_cast<int64_t>(units.size());
+  for_each(num_units, is_small(p, tiles) ? num_units : 1, [&](int64_t begin, int64_t end) {
     for (int64_t u = begin; u < end; ++u) {
       const auto [index, segment] = units[static_cast<size_t>(u)];
       const AttentionTile& tile = tiles[static_cast<size_t>(index)];

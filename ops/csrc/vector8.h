@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -106,6 +107,14 @@ struct PortableVector8 {
     return r;
   }
 
+  // Sums of the lanes of four vectors, in the order of `sum`.
+  static void store_sums(const PortableVector8& a, const PortableVector8& b, const PortableVector8& c,
+                         const PortableVector8& d, float* p) {
+    for (const PortableVector8* v : {&a, &b, &c, &d}) *p++ = v->sum();
+  }
+  float sum() const {
+    return ((lane[0] + lane[2]) + (lane[1] + lane[3])) + ((lane[4] + lane[6]) + (lane[5] + lane[7]));
+  }
   // Whole numbers of at most 127 in magnitude.
   void store_int8(int8_t* p) const {
     for (int i = 0; i < 8; ++i) p[i] = static_cast<int8_t>(lane[i]);
@@ -227,6 +236,12 @@ struct Avx2Vector8 {
     return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 24 - 8 * place), 24))};
   }
 
+  static void store_sums(Avx2Vector8 a, Avx2Vector8 b, Avx2Vector8 c, Avx2Vector8 d, float* p) {
+    const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a.value, b.value), _mm256_unpackhi_ps(a.value, b.value));
+    const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c.value, d.value), _mm256_unpackhi_ps(c.value, d.value));
+    const __m256 halves = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
+  }
   __m128i to_int16() const {
     const __m256i whole = _mm256_cvtps_epi32(value);
     return _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
@@ -285,12 +300,12 @@ inline V tanh(V x) {
   return ((V::set(1.0f) - t) / (V::set(1.0f) + t)).with_sign_of(x);
 }
 
-// Sum of the lanes in one fixed order.
+// Sum of the lanes, in the order of `store_sums`.
 template <class V>
 inline float sum_lanes(const V& v) {
-  float l[8];
-  v.store(l);
-  return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
+  PortableVector8 lanes;
+  v.store(lanes.lane);
+  return lanes.sum();
 }
 
 template <class V>

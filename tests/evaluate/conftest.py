@@ -94,10 +94,16 @@ def _train(documents: Sequence[str]) -> Tokenizer:
     return tokenizer
 
 
+def _wrap(trained: Tokenizer) -> PreTrainedTokenizerFast:
+    settings = {"bos_token": "<s>", "eos_token": "</s>"}
+    wrapped: PreTrainedTokenizerFast = PreTrainedTokenizerFast(tokenizer_object=trained, **settings)  # type: ignore[no-untyped-call]
+    return wrapped
+
+
 @pytest.fixture(scope="session")
 def tokenizer(documents: tuple[str, ...]) -> PreTrainedTokenizerFast:
     """Adds no special tokens by itself."""
-    return PreTrainedTokenizerFast(tokenizer_object=_train(documents), bos_token="<s>", eos_token="</s>")
+    return _wrap(_train(documents))
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +113,7 @@ def bos_tokenizer(documents: tuple[str, ...]) -> PreTrainedTokenizerFast:
     trained.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", trained.token_to_id("<s>"))]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=trained, bos_token="<s>", eos_token="</s>")
+    return _wrap(trained)
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +132,9 @@ def llama(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config)
+    model.train(False)
+    return model
 
 
 @dataclass

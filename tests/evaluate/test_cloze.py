@@ -58,8 +58,8 @@ def _compare(
     items: Any, tokenizer: PreTrainedTokenizerFast, baseline: Any, candidate: Any, reporter: Reporter
 ) -> tuple[dict[str, Any], dict[str, str]]:
     encoder = TextEncoder(tokenizer)
-    before = answer_cloze(baseline, encoder, items, reporter)
-    after = answer_cloze(candidate, encoder, items, reporter)
+    before = answer_cloze(baseline, encoder, items, 4096, reporter)
+    after = answer_cloze(candidate, encoder, items, 4096, reporter)
     measured, not_measured = cloze_measurements(items, before, after)
     changed = changed_answers(items, before, after)
     assert all(row["baseline"] != row["candidate"] for row in changed)

@@ -38,8 +38,10 @@ def evaluate(
     def run(candidate: Any, baseline: Any, gate: Any = GATE, out: str = "report") -> Any:
         job = EvaluateJob(tmp_path / out, QUICK, None, gate)
         plan = plan_evaluate(job, tokenizer, text)
-        contenders = [Contender(model, d * 64, tokenizer) for model, d in ((candidate, "c"), (baseline, "b"))]
-        return evaluate_quality(plan, contenders[0], contenders[1], reporter)
+        first, second = (
+            Contender(model, d * 64, tokenizer) for model, d in ((candidate, "c"), (baseline, "b"))
+        )
+        return evaluate_quality(plan, first, second, reporter)
 
     return run
 

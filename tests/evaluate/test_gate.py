@@ -111,4 +111,4 @@ def test_shares_state_their_integer_budget() -> None:
     rule = GateRule("top1", None, 0.9)
     _, (judgement,) = judge(Gate((rule,), "test"), _measured(ShareEstimate(10, 10), "top1"), {})
     assert judgement.verdict == INCONCLUSIVE
-    assert "0.9 of 10 allows 1 misses" in judgement.reason
+    assert "the limit allows 1 misses in 10" in judgement.reason

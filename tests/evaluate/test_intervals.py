@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitsmith.evaluate.intervals import (
@@ -86,6 +86,7 @@ losses = st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 400)).
 )
 
 
+@settings(deadline=None)
 @given(st.one_of(means, shares), st.floats(0.51, 0.998))
 def test_the_value_lies_between_its_bounds(estimate: Estimate, confidence: float) -> None:
     lower, upper = estimate.bounds(confidence)
@@ -93,6 +94,7 @@ def test_the_value_lies_between_its_bounds(estimate: Estimate, confidence: float
     assert estimate.value <= upper + 1e-9
 
 
+@settings(deadline=None)
 @given(st.one_of(means, shares, losses), st.floats(0.6, 0.95))
 def test_more_confidence_never_narrows(estimate: Estimate, confidence: float) -> None:
     inner, outer = estimate.bounds(confidence), estimate.bounds(confidence + 0.04)
@@ -100,6 +102,7 @@ def test_more_confidence_never_narrows(estimate: Estimate, confidence: float) ->
     assert inner[1] <= outer[1] + 1e-12
 
 
+@settings(deadline=None)
 @given(st.one_of(means, shares, losses), st.floats(-1, 1))
 def test_the_number_of_samples_that_would_decide_does_decide(estimate: Estimate, limit: float) -> None:
     needed = samples_to_decide(estimate, limit, 0.95)

@@ -35,7 +35,7 @@ def harness(
 ) -> Callable[..., HarnessModel]:
     def make(used: PreTrainedTokenizerFast = tokenizer, **settings: Any) -> HarnessModel:
         model = logits_model(**settings)
-        return HarnessModel(model, TextEncoder(used), reporter, model)
+        return HarnessModel(model, TextEncoder(used), model.max_model_len, reporter, model)
 
     return make
 
@@ -126,14 +126,19 @@ def test_equal_inputs_are_fed_once(
     model = logits_model()
     fed: list[int] = []
     score = model.score
-    model.score = lambda requests: (fed.append(len(requests)), score(requests))[1]
+
+    def counted(requests: Sequence[Any]) -> Any:
+        fed.append(len(requests))
+        return score(requests)
+
+    model.score = counted
     by_length: dict[int, list[str]] = {}
     for word in sorted(set(documents[0].replace(".", "").split())):
         num_tokens = len(tokenizer(f" {word}", add_special_tokens=False).input_ids)
         by_length.setdefault(num_tokens, []).append(f" {word}")
     choices = [*by_length[1][:3], by_length[2][0]]
     requests = _instances("loglikelihood", [("river stone", choice) for choice in choices])
-    HarnessModel(model, TextEncoder(tokenizer), reporter).loglikelihood(requests)
+    HarnessModel(model, TextEncoder(tokenizer), model.max_model_len, reporter).loglikelihood(requests)
     assert fed == [2], "three choices of one token share a pass, the longer one has its own"
 
 
@@ -150,14 +155,14 @@ def test_no_room_for_the_prompt_is_refused(harness: Callable[..., HarnessModel])
 
 
 def test_a_continuation_longer_than_the_context_fails(harness: Callable[..., HarnessModel]) -> None:
-    with pytest.raises(WorkFailed, match="does not fit in the model's context of 96"):
+    with pytest.raises(WorkFailed, match="does not fit in the context of 96"):
         harness().loglikelihood(_instances("loglikelihood", [("river", " stone" * 200)]))
 
 
 def test_a_template_that_refuses_a_role_is_refused(
     logits_model: Callable[..., Any], bos_tokenizer: PreTrainedTokenizerFast, reporter: Reporter
 ) -> None:
-    model = HarnessModel(logits_model(), TextEncoder(bos_tokenizer), reporter)
+    model = HarnessModel(logits_model(), TextEncoder(bos_tokenizer), 96, reporter)
     bos_tokenizer.chat_template = (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
         "{% endif %}[{{ m.role }}] {{ m.content }}{% endfor %}"

@@ -44,8 +44,8 @@ def _report(name: str = "engine", gate: Gate | None = None) -> QualityReport:
         {"cloze": {"num_items": 60, "changed": [changed]}},
     )
     provenance: dict[str, Any] = {
-        "candidate": {"name": name, "content_digest": "c" * 64, "arithmetic": name},
-        "baseline": {"name": name, "content_digest": "b" * 64},
+        "candidate": {"title": name, "name": name, "content_digest": "c" * 64, "arithmetic": name},
+        "baseline": {"title": name, "name": name, "content_digest": "b" * 64},
         "versions": {"bitsmith": "0.1.0", "torch": "2.13.0"},
         "text": {"name": name, "is_fallback": True},
         "first_prompt": {"ids": [1, 2, 3], "text": name},

@@ -91,7 +91,9 @@ def test_items_equal_those_of_lm_eval_s_own_run(
 ) -> None:
     selection, _ = _select(folder, "choice", "last_word", "continue")
     model = logits_model()
-    ours = run_tasks(HarnessModel(model, TextEncoder(tokenizer), reporter, model), selection)
+    ours = run_tasks(
+        HarnessModel(model, TextEncoder(tokenizer), model.max_model_len, reporter, model), selection
+    )
     hflm = HFLM(pretrained=llama, tokenizer=tokenizer, batch_size=1)
     theirs = evaluate(hflm, load_tasks(selection), bootstrap_iters=0)
     for task in ("choice", "last_word"):

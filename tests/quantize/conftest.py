@@ -47,7 +47,7 @@ def _save_tokenizer(path: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
     )
     fast.save_pretrained(path)
@@ -65,7 +65,9 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> ModelMaker:
             settings = _SIZES | _PER_ARCHITECTURE.get(architecture, {}) | overrides
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(1)
-                model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **settings))
+                model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                    AutoConfig.for_model(architecture, **settings)
+                )
                 for name, parameter in model.named_parameters():
                     if "norm" in name:  # norms start at one or zero; make them matter
                         parameter.data.add_(0.1 * torch.randn_like(parameter))

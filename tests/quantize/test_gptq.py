@@ -1,5 +1,7 @@
 """GPTQ against a literal reference, and what descent and damping promise."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ def problem(
     weight = torch.randn(rows, columns, generator=generator)
     mixing = torch.randn(columns, columns, generator=generator) * torch.rand(columns, generator=generator)
     accumulator = HessianAccumulator(columns)
-    for batch in torch.randn(tokens, columns, generator=generator).split(150):
+    for batch in torch.split(torch.randn(tokens, columns, generator=generator), 150):
         accumulator.add(batch @ mixing)
     return weight, accumulator.mean()
 
@@ -78,7 +80,7 @@ def test_factor_is_the_upper_cholesky_factor_of_the_damped_inverse() -> None:
 def test_accumulated_hessian_is_the_mean_outer_product() -> None:
     inputs = torch.randn(70, 600, generator=torch.Generator().manual_seed(0))
     accumulator = HessianAccumulator(600)
-    for batch in inputs.split(32):
+    for batch in torch.split(inputs, 32):
         accumulator.add(batch)
     expected = inputs.double().T @ inputs.double() / 70
     assert torch.allclose(accumulator.mean().double(), expected, atol=1e-5)
@@ -104,7 +106,7 @@ def test_each_step_of_the_method_loses_less(symmetric: bool, num_bits: int) -> N
         values, qparams = descend(weight, regular, (values, qparams), grid, 1)
         losses.append(loss(weight, as_quantized_weight(values, qparams, grid).dequantize(), regular))
     assert losses[1] < losses[0]
-    assert all(after <= before * (1 + 1e-5) for before, after in zip(losses, losses[1:], strict=False))
+    assert all(after <= before * (1 + 1e-5) for before, after in itertools.pairwise(losses))
     assert values.min() >= grid.quant_min and values.max() <= grid.quant_max
 
 

@@ -38,4 +38,4 @@ def test_layout_is_that_of_compressed_tensors(
 def test_first_value_is_the_lowest_nibble_and_minus_eight_is_zero() -> None:
     values = torch.tensor([[-8, -7, -6, -5, -4, -3, -2, 7]], dtype=torch.int8)
     packed = pack_int32(values, 4)
-    assert packed.item() & 0xFFFFFFFF == 0xF6543210
+    assert int(packed.item()) & 0xFFFFFFFF == 0xF6543210

@@ -25,7 +25,7 @@ def weighted_error(
 ) -> torch.Tensor:
     """[out, num_groups]."""
     error = (quantize(weight, qparams, grid).dequantize() - weight).square() * importance
-    return error.unflatten(1, (-1, grid.group_size)).sum(dim=2)
+    return error.view(error.shape[0], -1, grid.group_size).sum(dim=2)
 
 
 def test_symmetric_range_spans_the_largest_magnitude() -> None:

@@ -16,6 +16,7 @@ from bitsmith.core.errors import Refused, WorkFailed
 from bitsmith.core.manifest import Manifest, verify_files
 from bitsmith.core.progress import Reporter
 from bitsmith.quantize import job as job_module
+from bitsmith.quantize.checkpoint_output import write_weights
 from bitsmith.quantize.job import QuantizeJob, plan_quantize, quantize_model
 from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import open_weights
@@ -234,7 +235,7 @@ def test_all_zero_and_dead_parts_stay_finite(
 def test_what_was_written_wrong_is_not_published(
     make_job: JobMaker, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    genuine = job_module.write_weights
+    genuine = write_weights
 
     def damage(*args: object) -> None:
         genuine(*args)  # type: ignore[arg-type]

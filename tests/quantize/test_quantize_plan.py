@@ -101,7 +101,7 @@ def test_output_over_the_model_is_refused(make_job: JobMaker, make_model: Callab
 
 
 def test_a_full_disk_is_seen_before(make_job: JobMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil._ntuple_diskusage(10, 10, 1000)  # type: ignore[attr-defined]
+    usage = shutil._ntuple_diskusage(10, 10, 1000)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     with pytest.raises(Refused, match="GB free"):
         plan_quantize(make_job())

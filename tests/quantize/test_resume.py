@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from bitsmith.core.errors import Refused, WorkFailed
 from bitsmith.core.manifest import MANIFEST_NAME
@@ -85,7 +86,7 @@ def test_killed_process_is_resumed_to_the_same_bytes(make_job: JobMaker, text_fi
     job = make_job(kv_cache="fp8")
     command = [sys.executable, "-c", _VICTIM, str(job.model.path), str(text_file), str(job.out)]
     # One thread count for both processes: it decides how sums are split.
-    environment = os.environ | {"OMP_NUM_THREADS": str(layerwise.torch.get_num_threads())}
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as victim:
         assert victim.stdout is not None and victim.stdout.readline() == "reached\n"
         victim.send_signal(signal.SIGKILL)
@@ -121,7 +122,7 @@ def test_a_damaged_state_is_refused(make_job: JobMaker, monkeypatch: pytest.Monk
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(Refused, match="Remove .*out.partial to start over"):
+    with pytest.raises(Refused, match=r"Remove .*out\.partial to start over"):
         run(job)
 
 
