@@ -429,11 +429,8 @@ def gemma3_source() -> RoundedSource:
     rope["sliding_attention"] = {"rope_type": "default", "rope_theta": 1e4}
     layers = ["sliding_attention", "sliding_attention", "full_attention"]
     config = hf_config("gemma3_text", num_hidden_layers=3, layer_types=layers, sliding_window=64)
-    config |= {
-        "rope_parameters": rope,
-        "query_pre_attn_scalar": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-    }
+    config |= {"rope_parameters": rope, "query_pre_attn_scalar": 256}
+    config["hidden_activation"] = "gelu_pytorch_tanh"
     return RoundedSource(config, random_weights(config), SourceScheme("FP8", "FP8"))
 
 
