@@ -14,6 +14,9 @@ from bitsmith.compile.tensorrt_release import Release
 Body = Mapping[str, Any]
 
 _REQUIRED_INTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_OPTIONAL_INTS = ("num_key_value_heads", "head_size", "intermediate_size")
+_LARGEST_SIZE = 1 << 30
+_LARGEST = {"num_hidden_layers": 10_000, "tp_size": 1024, "pp_size": 1024, "cp_size": 1024}
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -35,24 +38,45 @@ def _check_required(body: Body) -> Iterator[Finding]:
         if not isinstance(body.get(key), str):
             yield refuse("config-missing", f"config.json: {key}", "is required and must be text; write it.")
     for key in _REQUIRED_INTS:
-        value = body.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            text = f"must be a positive integer, not {value!r}; take it from the source model."
-            yield refuse("config-missing", f"config.json: {key}", text)
+        yield from _check_size(body, key, "config-missing")
+    for key in _OPTIONAL_INTS:
+        if body.get(key) is not None:
+            yield from _check_size(body, key, "config-type")
     if body.get("dtype") not in _DTYPES and isinstance(body.get("dtype"), str):
         text = f"{body['dtype']!r} is not one of {', '.join(_DTYPES)}."
         yield refuse("config-type", "config.json: dtype", text)
-    for key in ("mapping", "quantization"):
-        if not isinstance(body.get(key, {}), Mapping):
+    mapping, quantization = body.get("mapping", {}), body.get("quantization", {})
+    for key, section in (("mapping", mapping), ("quantization", quantization)):
+        if not isinstance(section, Mapping | None):
             yield refuse("config-type", f"config.json: {key}", "must be an object.")
-    excludes = (body.get("quantization") or {}).get("exclude_modules")
-    if excludes is not None and not isinstance(excludes, list):
-        text = "must be a list of patterns, or absent."
-        yield refuse("config-type", "config.json: quantization.exclude_modules", text)
-    group_size = (body.get("quantization") or {}).get("group_size", 128)
-    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
-        text = f"must be a positive integer, not {group_size!r}."
-        yield refuse("config-type", "config.json: quantization.group_size", text)
+    if isinstance(mapping, Mapping):
+        for key in ("tp_size", "pp_size", "cp_size"):
+            if key in mapping:
+                yield from _check_size(mapping, key, "config-type", "mapping.")
+    if isinstance(quantization, Mapping):
+        yield from _check_quantization_types(quantization)
+
+
+def _check_quantization_types(section: Body) -> Iterator[Finding]:
+    where = "config.json: quantization."
+    for key in ("quant_algo", "kv_cache_quant_algo"):
+        if not isinstance(section.get(key), str | None):
+            yield refuse("config-type", f"{where}{key}", "must be a name, or null.")
+    if not isinstance(section.get("exclude_modules"), list | None):
+        yield refuse("config-type", f"{where}exclude_modules", "must be a list of patterns, or absent.")
+    clamp = section.get("clamp_val")
+    is_pair = isinstance(clamp, list) and len(clamp) == 2 and all(isinstance(x, int | float) for x in clamp)
+    if clamp is not None and not is_pair:
+        yield refuse("config-type", f"{where}clamp_val", "must be two numbers, or null.")
+    if "group_size" in section:
+        yield from _check_size(section, "group_size", "config-type", "quantization.")
+
+
+def _check_size(body: Body, key: str, code: str, where: str = "") -> Iterator[Finding]:
+    value, limit = body.get(key), _LARGEST.get(key, _LARGEST_SIZE)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+        text = f"must be an integer from 1 to {limit}, not {value!r}; take it from the source model."
+        yield refuse(code, f"config.json: {where}{key}", text)
 
 
 def _check_architecture(body: Body, release: Release) -> Iterator[Finding]:

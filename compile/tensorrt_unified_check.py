@@ -57,9 +57,9 @@ def _check(path: Path, release: Release, source: Path | None) -> Iterator[Findin
     except Refused as error:
         yield refuse("unreadable", "config.json", str(error))
         return
-    findings = [*_check_method(reader, section), *_check_section(reader, section or {}, release)]
+    findings = [*_check_method(reader, section), *check_section(section or {})]
     yield from findings
-    if any(finding.code in ("method", "quant-algo", "group-size") for finding in findings):
+    if any(finding.code in ("method", "quant-algo", "group-size", "exclude-type") for finding in findings):
         return
     named = list(_check_tensors(reader, decoder, section or {}))
     yield from named
@@ -71,7 +71,7 @@ def _check(path: Path, release: Release, source: Path | None) -> Iterator[Findin
 
 def unified_algo(section: dict[str, Any]) -> str | None:
     algo = section.get("quant_algo")
-    return None if algo is None else ALIASES.get(algo, algo)
+    return None if algo is None else ALIASES.get(str(algo), str(algo))
 
 
 def _check_method(reader: CheckpointReader, section: dict[str, Any] | None) -> Iterator[Finding]:
@@ -94,9 +94,12 @@ def _check_method(reader: CheckpointReader, section: dict[str, Any] | None) -> I
                 yield warn("inline-differs", "config.json: quantization_config", text)
 
 
-def _check_section(reader: CheckpointReader, section: dict[str, Any], release: Release) -> Iterator[Finding]:
+def check_section(section: dict[str, Any]) -> Iterator[Finding]:
+    """The quantization section by itself, whatever its values are."""
     where = QUANT_CONFIG_NAME
     algo, kv_algo = unified_algo(section), section.get("kv_cache_quant_algo")
+    if not isinstance(section.get("exclude_modules") or [], list):
+        yield refuse("exclude-type", f"{where}: exclude_modules", "must be a list of patterns.")
     for key in sorted(set(section) - set(_SECTION_KEYS)):
         yield warn("quant-key", f"{where}: {key}", "is not a key that the backend reads; remove it.")
     if algo is not None and algo not in UNIFIED_ALGOS:
