@@ -117,7 +117,7 @@ def check_isa(isa: Sequence[str]) -> None:
 
 
 def _sources() -> list[Path]:
-    return sorted(SOURCES_DIR.iterdir())
+    return sorted(path for path in SOURCES_DIR.iterdir() if path.suffix in (".cpp", ".h"))
 
 
 def _build_key(info: OperatorsInfo) -> str:
