@@ -92,5 +92,6 @@ def test_a_chat_is_rendered_with_one_bos(tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def test_the_directory_is_the_same_on_every_machine(model: ModelSource) -> None:
+    """To the byte, for the pinned releases of tokenizers and safetensors; new pins may want a new digest."""
     assert source_digest(model.path) == "a5fd626a0fcc30e01fada9985a989d004ed276343358c035cabca7c689c89e7e"
     assert CheckpointReader(model.path).config["rope_theta"] == 100000.0
