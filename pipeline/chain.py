@@ -30,7 +30,7 @@ from bitsmith.pipeline.chain_summary import (
 )
 from bitsmith.pipeline.command_evaluate import finished_or_evaluated
 from bitsmith.pipeline.command_quantize import finished_or_quantized, say_plan
-from bitsmith.pipeline.decode_speed import measure_decode_speed
+from bitsmith.pipeline.decode_speed import check_context, measure_decode_speed
 from bitsmith.pipeline.serve_check import ask_served_engine
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize
@@ -85,7 +85,7 @@ def plan_chain(recipe: Recipe, root: Path, reporter: Reporter, *, accept_terms: 
     quantize_job = _quantize_job(recipe, root, source)
     plan = ChainPlan(recipe, root, source, quantize_job, plan_quantize(quantize_job), evaluate_plan)
     _check_kv_cache(recipe)
-    plan_compile(plan.baseline_job)
+    check_context(plan_compile(plan.baseline_job).limits.max_model_len)
     say_plan(plan.quantize_plan, reporter)
     return plan
 
