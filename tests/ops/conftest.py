@@ -20,6 +20,20 @@ def library() -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small products on a busy machine are fastest so; `two_threads` overrides it."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(usual)
+
+
+@pytest.fixture
+def two_threads(one_thread: None) -> None:
+    torch.set_num_threads(2)
+
+
 @pytest.fixture
 def ops(library: Path) -> Any:
     """The operators in the form that this machine would use."""

@@ -1,5 +1,7 @@
 """Both linear operators, every form, against the reference."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,15 +11,27 @@ from bitsmith.ops import reference
 from bitsmith.ops.packing import PackedLinear, pack_quantized
 
 
-def run(ops: Any, x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None, activations: int) -> torch.Tensor:
+def run(
+    ops: Any, x: torch.Tensor, packed: PackedLinear, bias: torch.Tensor | None, activations: int
+) -> torch.Tensor:
     result: torch.Tensor = ops.linear_quantized(
-        x, packed.weight, packed.scale, packed.zero_point, bias, packed.in_features, packed.out_features,
-        packed.group_size, packed.num_bits, activations,
-    )  # fmt: skip
+        x,
+        packed.weight,
+        packed.scale,
+        packed.zero_point,
+        bias,
+        packed.in_features,
+        packed.out_features,
+        packed.group_size,
+        packed.num_bits,
+        activations,
+    )
     return result
 
 
-def random_packed(num_bits: int, out_features: int, in_features: int, group_size: int, asymmetric: bool) -> PackedLinear:
+def random_packed(
+    num_bits: int, out_features: int, in_features: int, group_size: int, asymmetric: bool
+) -> PackedLinear:
     low, high = -(1 << (num_bits - 1)), 1 << (num_bits - 1)
     groups = in_features // group_size
     values = torch.randint(low, high, (out_features, in_features), dtype=torch.int8)
@@ -45,6 +59,8 @@ SHAPES = [
     (70, 320, 50, 64),
 ]
 
+DENSE_SHAPES = [(0, 16, 5), (1, 1, 1), (1, 576, 37), (2, 37, 9), (7, 100, 30), (66, 250, 25)]
+
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("activations", [0, 1, 2])
@@ -63,7 +79,7 @@ def test_quantized_equals_reference(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("activations", [0, 1])
-@pytest.mark.parametrize("shape", [(0, 16, 5), (1, 1, 1), (1, 576, 37), (2, 37, 9), (7, 100, 30), (66, 250, 25)], ids=str)
+@pytest.mark.parametrize("shape", DENSE_SHAPES, ids=str)
 def test_dense_equals_reference(
     form: Any, shape: tuple[int, int, int], activations: int, dtype: torch.dtype
 ) -> None:
@@ -97,7 +113,8 @@ def test_forms_agree_bit_for_bit(ops: Any, num_bits: int, activations: int) -> N
     usual, results = ops.active_form(), []
     for name in {"portable", usual}:
         ops.select_form(name)
-        results.append((run(ops, x, packed, None, activations), ops.linear_dense(x, weight, None, min(activations, 1))))
+        dense = ops.linear_dense(x, weight, None, min(activations, 1))
+        results.append((run(ops, x, packed, None, activations), dense))
     ops.select_form(usual)
     for result in results[1:]:
         assert torch.equal(result[0], results[0][0]) and torch.equal(result[1], results[0][1])
@@ -105,26 +122,29 @@ def test_forms_agree_bit_for_bit(ops: Any, num_bits: int, activations: int) -> N
 
 @pytest.mark.parametrize("activations", [0, 1, 2])
 @pytest.mark.parametrize("num_bits", [4, 8, 16])
-def test_a_row_does_not_depend_on_the_others(form: Any, num_bits: int, activations: int) -> None:
+def test_a_row_does_not_depend_on_the_others(
+    form: Any, two_threads: None, num_bits: int, activations: int
+) -> None:
     """One row, any chunk, any order: the same bits."""
     if num_bits == 16 and activations == 2:
         pytest.skip("dense weights take no int8 activations")
     torch.manual_seed(7)
     in_features, out_features = 576, 77
     x = torch.randn(45, in_features)
+    calls: list[Callable[..., torch.Tensor]]
     if num_bits == 16:
         weights = [torch.randn(out_features, in_features), torch.randn(out_features, in_features).bfloat16()]
-        calls = [lambda rows, w=w: form.linear_dense(rows, w, None, activations) for w in weights]
+        calls = [partial(form.linear_dense, weight=w, bias=None, activations=activations) for w in weights]
     else:
         packed = random_packed(num_bits, out_features, in_features, 64, True)
-        calls = [lambda rows: run(form, rows, packed, None, activations)]
+        calls = [partial(run, form, packed=packed, bias=None, activations=activations)]
     for call in calls:
-        whole = call(x)
-        assert torch.equal(torch.cat([call(x[t : t + 1]) for t in range(45)]), whole)
-        for size in (2, 3, 4, 7, 16, 31):
-            assert torch.equal(torch.cat([call(rows) for rows in x.split(size)]), whole)
+        whole = call(x=x)
+        for size in (1, 2, 3, 4, 7, 16, 31):
+            chunks = [call(x=x[t : t + size]) for t in range(0, 45, size)]
+            assert torch.equal(torch.cat(chunks), whole)
         order = torch.randperm(45)
-        assert torch.equal(call(x[order]), whole[order])
+        assert torch.equal(call(x=x[order]), whole[order])
 
 
 def test_non_contiguous_rows(form: Any) -> None:
@@ -173,9 +193,17 @@ def test_weights_need_no_alignment(form: Any) -> None:
 def test_wrong_arguments_are_named(ops: Any, change: dict[str, Any], message: str) -> None:
     packed = random_packed(4, 16, 64, 32, False)
     arguments: dict[str, Any] = {
-        "x": torch.randn(2, 64), "weight": packed.weight, "scale": packed.scale, "zero_point": None, "bias": None,
-        "in_features": 64, "out_features": 16, "group_size": 32, "num_bits": 4, "activations": 2,
-    }  # fmt: skip
+        "x": torch.randn(2, 64),
+        "weight": packed.weight,
+        "scale": packed.scale,
+        "zero_point": None,
+        "bias": None,
+        "in_features": 64,
+        "out_features": 16,
+        "group_size": 32,
+        "num_bits": 4,
+        "activations": 2,
+    }
     with pytest.raises(ValueError, match=message):
         ops.linear_quantized(**(arguments | change))
 

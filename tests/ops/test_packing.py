@@ -31,7 +31,8 @@ def random_weight(
 def test_unpacking_inverts_packing(
     seed: int, num_bits: int, out_features: int, group_size: int, num_groups: int, asymmetric: bool
 ) -> None:
-    values, scale, zero_point = random_weight(seed, num_bits, out_features, group_size * num_groups, group_size)
+    in_features = group_size * num_groups
+    values, scale, zero_point = random_weight(seed, num_bits, out_features, in_features, group_size)
     packed = pack_quantized(values, scale, zero_point if asymmetric else None, group_size, num_bits)
     got_values, got_scale, got_zero_point = unpack_quantized(packed)
     assert torch.equal(got_values, values)
