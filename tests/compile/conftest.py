@@ -1,4 +1,4 @@
-"""Tiny random models of every architecture, quantized copies of them, and one engine compiled from each kind."""
+"""Tiny random models of every architecture, quantized copies, and one engine compiled from each kind."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -99,7 +99,7 @@ def _save_tokenizer(path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def make_quantized(tmp_path_factory: pytest.TempPathFactory, make_model: ModelMaker) -> ModelMaker:
-    """make_quantized(num_bits, symmetric, kv_scales=..., skip=...) -> compressed-tensors checkpoint by rounding.
+    """make_quantized(num_bits, symmetric=..., kv_scales=..., skip=...) -> checkpoint by rounding.
 
     kv_scales: for each layer the same (key, value) scale. skip: part of a module's name that stays dense.
     """

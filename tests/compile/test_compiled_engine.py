@@ -121,7 +121,7 @@ def test_limits_are_applied(dense_engine_path: Path) -> None:
     with pytest.raises(Refused, match="5 requests; the engine was compiled for at most 4"):
         _run(engine, _prompts([1] * 5))
     assert _run(engine, _prompts([64])).shape == (64, 301)
-    with pytest.raises(Refused, match="65 tokens; .* at most 64"):
+    with pytest.raises(Refused, match=r"65 tokens; .* at most 64"):
         _run(engine, _prompts([65]))
     last = RequestStep([1], 255, range(16), 1)
     assert _run(engine, [last]).shape == (1, 301)

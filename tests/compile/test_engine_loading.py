@@ -37,7 +37,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _rewrite_manifest(path: Path, **changes: Any) -> None:
-    """A manifest that agrees with itself and with the files, as an attacker or another builder would write."""
+    """A manifest that agrees with itself and with the files, as another builder would write it."""
     manifest = read_manifest(path)
     (path / MANIFEST_NAME).unlink()
     rewritten = dataclasses.replace(manifest, files=hash_files(path), **changes)

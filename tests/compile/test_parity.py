@@ -12,7 +12,7 @@ import torch
 from bitsmith.compile.engine import PACKAGE_NAME, Engine
 from bitsmith.compile.job import CompileJob, compile_engine, plan_compile
 from bitsmith.compile.limits import EngineLimits
-from bitsmith.compile.parity import ParityLimit, measure_parity, parity_limit
+from bitsmith.compile.parity import ParityLimit, ParityRecord, measure_parity, parity_limit
 from bitsmith.compile.parity_schedule import decode_steps, mixed_steps, prefill_steps, run_steps
 from bitsmith.core.artifact import partial_path
 from bitsmith.core.errors import WorkFailed
@@ -23,9 +23,13 @@ ModelMaker = Callable[..., Path]
 EngineMaker = Callable[..., Engine]
 
 
-def test_fp32_is_held_to_1e_4(make_model: ModelMaker, eager_engine: EngineMaker) -> None:
+@pytest.fixture(scope="module")
+def record(make_model: ModelMaker, eager_engine: EngineMaker) -> ParityRecord:
     path = make_model("gemma2", sliding_window=24)
-    record = measure_parity(eager_engine(path), path, open_weights(path))
+    return measure_parity(eager_engine(path), path, open_weights(path))
+
+
+def test_fp32_is_held_to_1e_4(record: ParityRecord) -> None:
     assert (record.limit.metric, record.limit.limit) == ("max_relative", 1e-4)
     assert record.is_within_limit
     assert 0 < record.decisive < 1e-4
@@ -85,9 +89,7 @@ def test_a_mixed_batch_decodes_continues_and_begins() -> None:
     assert mixed_steps(4, 100, EngineLimits(1, 512, 256)) == []
 
 
-def test_nan_is_never_within_a_limit(make_model: ModelMaker, eager_engine: EngineMaker) -> None:
-    path = make_model("llama")
-    record = measure_parity(eager_engine(path), path, open_weights(path))
+def test_nan_is_never_within_a_limit(record: ParityRecord) -> None:
     broken = dataclasses.replace(record.overall, max_relative=float("nan"))
     for position in range(3):
         phases = dict(record.phases)

@@ -36,8 +36,8 @@ _VARIANTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("variant", _VARIANTS, ids=lambda variant: "-".join(map(str, variant.values())))
 @pytest.mark.parametrize("naming", ["new", "old", "oldest"])
 def test_frequencies_equal_transformers(variant: dict[str, Any], naming: str) -> None:
-    sizes = {"hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 4096}
-    new = {"rope_parameters": variant | {"rope_theta": 5e5}}
+    sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 4096}
+    new: dict[str, Any] = {"rope_parameters": variant | {"rope_theta": 5e5}}
     oldest = {"type" if name == "rope_type" else name: value for name, value in variant.items()}
     names = {
         "new": new,
