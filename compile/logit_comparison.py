@@ -1,5 +1,6 @@
 """How far two sets of logits are apart, accumulated row by row."""
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -18,6 +19,11 @@ class LogitDifference:
     top1_agreement: float
 
 
+def _larger(first: float, second: float) -> float:
+    """The larger of two; NaN if either is, where `max` would hide it."""
+    return second if math.isnan(second) or second > first else first
+
+
 class LogitComparison:
     """Accumulates rows; `result` may be asked for at any time after the first."""
 
@@ -30,8 +36,8 @@ class LogitComparison:
         """reference, candidate: [rows, vocab_size] fp32."""
         assert reference.shape == candidate.shape, (reference.shape, candidate.shape)
         difference = (candidate - reference).double()
-        self._max_difference = max(self._max_difference, float(difference.abs().max()))
-        self._max_reference = max(self._max_reference, float(reference.abs().max()))
+        self._max_difference = _larger(self._max_difference, float(difference.abs().max()))
+        self._max_reference = _larger(self._max_reference, float(reference.abs().max()))
         self._sum_squares += float(difference.square().sum())
         log_p, log_q = reference.double().log_softmax(-1), candidate.double().log_softmax(-1)
         self._sum_kl += float((log_p.exp() * (log_p - log_q)).sum())
@@ -45,6 +51,6 @@ class LogitComparison:
             num_rows=self._num_rows,
             max_relative=self._max_difference / self._max_reference if self._max_reference else 0.0,
             rms=(self._sum_squares / self._num_values) ** 0.5,
-            kl_mean=max(0.0, self._sum_kl / self._num_rows),
+            kl_mean=_larger(0.0, self._sum_kl / self._num_rows),
             top1_agreement=self._num_agreeing / self._num_rows,
         )

@@ -6,6 +6,7 @@ is measured is the engine's own error (kernels, activations, KV cache) and not t
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,12 +56,13 @@ class ParityRecord:
 
     @property
     def decisive(self) -> float:
-        """The worst phase's value of the metric that decides."""
-        return max(float(getattr(phase, self.limit.metric)) for phase in self.phases.values())
+        """The worst phase's value of the metric that decides; NaN counts as the worst."""
+        values = [float(getattr(phase, self.limit.metric)) for phase in self.phases.values()]
+        return max(values, key=lambda value: math.inf if math.isnan(value) else value)
 
     @property
     def is_within_limit(self) -> bool:
-        return self.decisive <= self.limit.limit  # False for NaN, too
+        return self.decisive <= self.limit.limit  # False for NaN
 
     def to_json(self) -> str:
         plain = asdict(self) | {"decisive": self.decisive, "is_within_limit": self.is_within_limit}
@@ -132,7 +134,7 @@ def _windows(engine: Engine, checkpoint: Path) -> tuple[list[list[int]], dict[st
         return token_ids.tolist(), {"source": "random token ids: no tokenizer", "seed": _SEED} | size
     text = load_text("builtin", "evaluation")
     packed = pack_windows(text, tokenizer, num_windows=_NUM_WINDOWS, seq_len=seq_len, seed=_SEED)
-    return packed.token_ids.tolist(), {"source": text.name, "seed": _SEED} | size | text.provenance
+    return packed.token_ids.tolist(), text.provenance | {"source": text.name, "seed": _SEED} | size
 
 
 def _compare(

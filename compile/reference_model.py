@@ -31,6 +31,7 @@ def load_reference(source: WeightSource) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
         )
+        model.tie_weights()  # a tied head has no weight of its own to be filled with
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name not in source:

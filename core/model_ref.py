@@ -7,7 +7,6 @@ file lock, in a `.partial` directory that is renamed when it is complete.
 import contextlib
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,9 +92,15 @@ def _demo_source(model: DemoModel, reporter: Reporter, *, accept_terms: bool) ->
     }
 
     def fill(directory: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as scratch:
-            gguf_path = fetch_gguf(model, Path(scratch), reporter)
+        # One name, so that what a killed fetch left is found and removed by the next one.
+        scratch = path.with_name(f".{path.name}.fetch")
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        try:
+            gguf_path = fetch_gguf(model, scratch, reporter)
             _convert(gguf_path, directory, model.gguf_sha256, reporter)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
     _make_once(path, model.gguf_sha256, fill, reporter)
     return ModelSource(model.name, path, origin)

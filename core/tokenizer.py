@@ -54,7 +54,7 @@ def render_chat(
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
         )
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
         raise Refused(f"The model's chat template refuses these messages: {error}") from error
     token_ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
     bos_id = tokenizer.bos_token_id

@@ -103,7 +103,7 @@ def _plots(tokens: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, M
 
 def _percentiles(tokens: Mapping[str, Any]) -> list[tuple[str, str]]:
     names = {"50": "median", "100": "max"}
-    return [(names.get(key, f"{key} %"), number(value)) for key, value in tokens["kl_percentiles"].items()]
+    return [(names.get(key, f"{key} %"), f"{value:.3g}") for key, value in tokens["kl_percentiles"].items()]
 
 
 def _metric_row(entry: Mapping[str, Any]) -> dict[str, str]:

@@ -24,7 +24,8 @@ def number(value: float | None, name: str = "") -> str:
     if math.isnan(value):
         return "NaN"
     if is_percentage(name):
-        return f"{value * 100:.2f} %"
+        is_tiny = 0 < abs(value) < 5e-5  # would be written 0.00 %
+        return f"{value * 100:.1e} %" if is_tiny else f"{value * 100:.2f} %"
     return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.3e}"
 
 

@@ -7,7 +7,6 @@ user's cache. Knows nothing of engines or models.
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -60,7 +59,8 @@ def find_compiler() -> str:
         if path := shutil.which(name):
             return path
     raise Refused(
-        "No C++ compiler found (c++, g++ or clang++). Install one, for example: apt-get install g++, or dnf install gcc-c++."
+        "No C++ compiler found (c++, g++ or clang++). "
+        "Install one, for example: apt-get install g++, or dnf install gcc-c++."
     )
 
 
@@ -100,7 +100,7 @@ def load_operators(library: Path) -> None:
             f"{library} differs from the operator library that this process has loaded; use a new process."
         )
     try:
-        torch.ops.load_library(str(library))
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     except OSError as error:
         raise Refused(f"{library} cannot be loaded: {error}. Compile the engine again here.") from error
     register_fakes()
@@ -117,7 +117,7 @@ def check_isa(isa: Sequence[str]) -> None:
 
 
 def _sources() -> list[Path]:
-    return sorted(SOURCES_DIR.iterdir())
+    return sorted(path for path in SOURCES_DIR.iterdir() if path.suffix in (".cpp", ".h"))
 
 
 def _build_key(info: OperatorsInfo) -> str:
@@ -140,17 +140,18 @@ def _build(compiler: str, library: Path) -> None:
     partial = library.parent / "build.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    flags = [*COMPILE_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *_include_flags()]
+    flags = [*COMPILE_FLAGS, *_include_flags()]
     sources = [path for path in _sources() if path.suffix == ".cpp"]
     objects = [partial / f"{path.stem}.o" for path in sources]
     try:
-        _run_all([[compiler, *flags, "-c", str(s), "-o", str(o)] for s, o in zip(sources, objects, strict=True)])
+        pairs = zip(sources, objects, strict=True)
+        _run_all([[compiler, *flags, "-c", str(source), "-o", str(to)] for source, to in pairs])
         libraries = Path(torch.__file__).parent / "lib"
         linked = partial / LIBRARY_NAME
         # torch's own OpenMP runtime has the soname libgomp.so.1, so -fopenmp adds no second one at run time.
         link = [compiler, "-shared", "-fopenmp", *map(str, objects), f"-L{libraries}", "-lc10", "-ltorch_cpu"]
         _run_all([[*link, "-o", str(linked)]])
-        os.replace(linked, library)
+        linked.replace(library)
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(partial)

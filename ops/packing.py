@@ -93,8 +93,8 @@ def _check(values: Tensor, scale: Tensor, zero_point: Tensor | None, group_size:
     out_features, in_features = values.shape
     if group_size <= 0 or group_size % _INPUT_MULTIPLE or in_features % group_size:
         raise Refused(
-            f"Group size {group_size} cannot be packed: it must be a multiple of {_INPUT_MULTIPLE} that divides "
-            f"the weight's {in_features} columns."
+            f"Group size {group_size} cannot be packed: it must be a multiple of {_INPUT_MULTIPLE} that "
+            f"divides the weight's {in_features} columns."
         )
     shape = (out_features, in_features // group_size)
     assert values.dtype == torch.int8, values.dtype

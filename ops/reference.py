@@ -57,10 +57,8 @@ def linear_quantized(x: Tensor, packed: PackedLinear, bias: Tensor | None, activ
     return (y if bias is None else y + bias.double()).float()
 
 
-def write_kv_cache(
-    states: Tensor, cache: Tensor, slot_mapping: Tensor, scale: float
-) -> None:
-    """One of the two halves: states [tokens, kv_heads, head_size] into cache [blocks, kv_heads, 16, head_size]."""
+def write_kv_cache(states: Tensor, cache: Tensor, slot_mapping: Tensor, scale: float) -> None:
+    """Keys or values: [tokens, kv_heads, head_size] into cache [blocks, kv_heads, 16, head_size]."""
     stored = states.float() / torch.tensor(scale, dtype=torch.float32)
     if cache.dtype == torch.float8_e4m3fn:
         stored = stored.clamp(-E4M3_MAX, E4M3_MAX)
@@ -106,11 +104,14 @@ def _gather(cache: Tensor, block_ids: Tensor, seq_len: int) -> Tensor:
     return blocks.transpose(0, 1).flatten(1, 2)[:, :seq_len]
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, positions: Tensor, settings: AttentionSettings) -> Tensor:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, settings: AttentionSettings
+) -> Tensor:
     heads_per_kv_head = query.shape[1] // key.shape[0]
     key = key.repeat_interleave(heads_per_kv_head, dim=0) * settings.key_scale
     value = value.repeat_interleave(heads_per_kv_head, dim=0) * settings.value_scale
-    scores = query.double().transpose(0, 1) @ key.transpose(1, 2) * settings.softmax_scale  # [heads, rows, seq_len]
+    # [heads, rows, seq_len]
+    scores = query.double().transpose(0, 1) @ key.transpose(1, 2) * settings.softmax_scale
     if settings.soft_cap > 0:
         scores = torch.tanh(scores / settings.soft_cap) * settings.soft_cap
     seen = torch.arange(key.shape[1])

@@ -30,7 +30,8 @@ from bitsmith.pipeline.chain_summary import (
 )
 from bitsmith.pipeline.command_evaluate import finished_or_evaluated
 from bitsmith.pipeline.command_quantize import finished_or_quantized, say_plan
-from bitsmith.pipeline.decode_speed import measure_decode_speed
+from bitsmith.pipeline.contenders import ContenderSource
+from bitsmith.pipeline.decode_speed import check_context, measure_decode_speed
 from bitsmith.pipeline.serve_check import ask_served_engine
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize
@@ -46,6 +47,13 @@ class ChainPlan:
     quantize_job: QuantizeJob
     quantize_plan: QuantizePlan
     evaluate_plan: EvaluatePlan
+
+    @property
+    def engine_title(self) -> str:
+        scheme = self.quantize_plan.scheme
+        grid = "symmetric" if scheme.symmetric else "asymmetric"
+        details = "" if scheme.method is None else f", group size {scheme.group_size}, {grid}"
+        return f"{self.source.name}, {scheme.name}{details}"
 
     @property
     def engine_job(self) -> CompileJob:
@@ -85,7 +93,7 @@ def plan_chain(recipe: Recipe, root: Path, reporter: Reporter, *, accept_terms: 
     quantize_job = _quantize_job(recipe, root, source)
     plan = ChainPlan(recipe, root, source, quantize_job, plan_quantize(quantize_job), evaluate_plan)
     _check_kv_cache(recipe)
-    plan_compile(plan.baseline_job)
+    check_context(plan_compile(plan.baseline_job).limits.max_model_len)
     say_plan(plan.quantize_plan, reporter)
     return plan
 
@@ -95,7 +103,9 @@ def run_chain(plan: ChainPlan, reporter: Reporter) -> tuple[ChainSummary, Qualit
     finished_or_quantized(plan.quantize_job, plan.quantize_plan, reporter)
     for job in (plan.engine_job, plan.baseline_job):
         compile_engine(job, plan_compile(job), reporter)
-    report = finished_or_evaluated(plan.evaluate_plan, plan.engine_job.out, plan.source.path, reporter)
+    engine = ContenderSource(plan.engine_job.out, plan.engine_title)
+    baseline = ContenderSource(plan.source.path, plan.source.name)
+    report = finished_or_evaluated(plan.evaluate_plan, engine, baseline, reporter)
     key = _summary_key(plan)
     summary = read_summary(plan.root, key)
     if summary is not None:

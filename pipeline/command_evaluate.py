@@ -15,7 +15,12 @@ from bitsmith.evaluate.quick_suite import QuickSettings
 from bitsmith.evaluate.report import read_report
 from bitsmith.evaluate.task_files import TaskSettings
 from bitsmith.pipeline.command_result import CommandResult
-from bitsmith.pipeline.contenders import find_contender, open_contender, tokenizer_directory
+from bitsmith.pipeline.contenders import (
+    ContenderSource,
+    find_contender,
+    open_contender,
+    tokenizer_directory,
+)
 from bitsmith.pipeline.verdict_lines import report_document, say_verdict, verdict_exit_code
 
 
@@ -58,7 +63,7 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
     baseline = find_contender(args.baseline, reporter, accept_terms=args.accept_terms)
     job = _job(args)
     text = load_text(args.text, "evaluation") if job.quick is not None else None
-    plan = plan_evaluate(job, load_tokenizer(tokenizer_directory(baseline)), text)
+    plan = plan_evaluate(job, load_tokenizer(tokenizer_directory(baseline.path)), text)
     report = finished_or_evaluated(plan, candidate, baseline, reporter, trust_engine=args.trust_engine)
     say_verdict(report, reporter)
     reporter.say(f"report: {args.out / 'report.html'}")
@@ -66,17 +71,23 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
 
 
 def finished_or_evaluated(
-    plan: EvaluatePlan, candidate: Path, baseline: Path, reporter: Reporter, *, trust_engine: bool = False
+    plan: EvaluatePlan,
+    candidate: ContenderSource,
+    baseline: ContenderSource,
+    reporter: Reporter,
+    *,
+    trust_engine: bool = False,
 ) -> QualityReport:
     """The report at the plan's path if it was made from the same things, else a new one."""
     out = plan.job.out
-    spec = artifact_spec(plan, source_digest(candidate), source_digest(baseline))
+    spec = artifact_spec(plan, source_digest(candidate.path), source_digest(baseline.path))
     if find_finished(out, spec.stage_key) is not None:
         reporter.say(f"evaluate: {out} is finished already; nothing redone")
         return read_report(out)
     generates = any(task.output_type == "generate_until" for task in plan.outlines)
     contenders = [
-        open_contender(path, generates=generates, trust_engine=trust_engine) for path in (candidate, baseline)
+        open_contender(source, generates=generates, trust_engine=trust_engine)
+        for source in (candidate, baseline)
     ]
     report = evaluate_quality(plan, contenders[0], contenders[1], reporter)
     reporter.say(f"evaluate: wrote {out}")

@@ -4,6 +4,7 @@ An engine runs its own kernels and KV cache. Anything else (a model, a quantized
 transformers in fp32, on dequantized weights.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from bitsmith.compile.engine import Engine
@@ -18,15 +19,23 @@ from bitsmith.evaluate.contender import Contender
 from bitsmith.serve.generator import EngineGenerator
 
 
-def find_contender(ref: str, reporter: Reporter, *, accept_terms: bool) -> Path:
-    """The directory of an engine, a quantized checkpoint or a model. Raises Refused for anything else."""
+@dataclass(frozen=True, slots=True)
+class ContenderSource:
+    """Where a contender is, and what the report calls it."""
+
+    path: Path
+    title: str
+
+
+def find_contender(ref: str, reporter: Reporter, *, accept_terms: bool) -> ContenderSource:
+    """An engine, a quantized checkpoint or a model, by what the user called it. Raises Refused otherwise."""
     path = Path(ref)
     if (path / MANIFEST_NAME).is_file():
         kind = read_manifest(path).kind
         if kind == "quality-report":
             raise Refused(f"{path} is a quality report; an engine, a checkpoint or a model is needed here.")
-        return path
-    return resolve_model(ref, reporter=reporter, accept_terms=accept_terms).path
+        return ContenderSource(path, ref)
+    return ContenderSource(resolve_model(ref, reporter=reporter, accept_terms=accept_terms).path, ref)
 
 
 def is_engine(path: Path) -> bool:
@@ -38,14 +47,15 @@ def tokenizer_directory(path: Path) -> Path:
     return path / "tokenizer" if is_engine(path) else path
 
 
-def open_contender(path: Path, *, generates: bool, trust_engine: bool) -> Contender:
+def open_contender(source: ContenderSource, *, generates: bool, trust_engine: bool) -> Contender:
     """Load it. generates: also make ready to generate text, which some tasks need."""
+    path = source.path
     tokenizer = load_tokenizer(tokenizer_directory(path))
     digest = source_digest(path)
     if not is_engine(path):
         reference = TransformersLogitsModel(path)
         reference_generator = TransformersGenerator(reference, tokenizer) if generates else None
-        return Contender(reference, digest, tokenizer, reference_generator)
+        return Contender(reference, digest, tokenizer, reference_generator, title=source.title)
     engine = Engine.load(path, trust=trust_engine)
     generator = EngineGenerator(engine, tokenizer, engine.tokenizer_path) if generates else None
     return Contender(

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from bitsmith.compile.batch import RequestStep, build_model_input, num_blocks_for
 from bitsmith.compile.engine import Engine
-from bitsmith.core.model_input import BLOCK_SIZE, ModelInput
+from bitsmith.core.errors import Refused
 
 NUM_PROMPT_TOKENS = 256
 NUM_NEW_TOKENS = 128
@@ -24,6 +25,16 @@ class DecodeSpeed:
     tokens_per_s: float
     prefill_tokens_per_s: float
     gigabytes_per_s: float
+
+
+def check_context(max_model_len: int) -> None:
+    """Raises Refused where the measured stream would not fit."""
+    needed = NUM_PROMPT_TOKENS + NUM_NEW_TOKENS
+    if max_model_len < needed:
+        raise Refused(
+            f"compile.max_model_len is {max_model_len}; the decode speed is measured on {needed} tokens, "
+            f"so at least {needed} are needed."
+        )
 
 
 def measure_decode_speed(engines: dict[str, Engine]) -> dict[str, DecodeSpeed]:
@@ -50,30 +61,18 @@ def _summarise(engine: Engine, timings: list[tuple[float, float]]) -> DecodeSpee
 
 def _time_one_stream(engine: Engine) -> tuple[float, float]:
     """Seconds for the prompt, and for the new tokens after it, decoded greedily."""
-    num_tokens = NUM_PROMPT_TOKENS + NUM_NEW_TOKENS
-    engine.allocate_kv_cache(-(-num_tokens // BLOCK_SIZE) + 1)
+    num_blocks = num_blocks_for(NUM_PROMPT_TOKENS + NUM_NEW_TOKENS)
+    engine.allocate_kv_cache(num_blocks)
+    block_ids = range(num_blocks)
     generator = torch.Generator().manual_seed(0)
-    prompt = torch.randint(0, engine.vocab_size, (NUM_PROMPT_TOKENS,), generator=generator)
+    prompt = torch.randint(0, engine.vocab_size, (NUM_PROMPT_TOKENS,), generator=generator).tolist()
+    chunk = engine.max_num_tokens
     start = time.perf_counter()
-    token = engine.execute(_step(prompt, 0)).argmax(-1)
+    for first in range(0, NUM_PROMPT_TOKENS, chunk):
+        step = RequestStep(prompt[first : first + chunk], first, block_ids, 1)
+        token = int(engine.execute(build_model_input([step])).argmax())
     prefilled = time.perf_counter()
-    for position in range(NUM_PROMPT_TOKENS, num_tokens):
-        token = engine.execute(_step(token, position)).argmax(-1)
+    for position in range(NUM_PROMPT_TOKENS, NUM_PROMPT_TOKENS + NUM_NEW_TOKENS):
+        step = RequestStep([token], position, block_ids, 1)
+        token = int(engine.execute(build_model_input([step])).argmax())
     return prefilled - start, time.perf_counter() - prefilled
-
-
-def _step(token_ids: torch.Tensor, first_position: int) -> ModelInput:
-    """One request's tokens from `first_position` on, in cache blocks 1, 2, 3, …; logits of the last."""
-    num_tokens = token_ids.numel()
-    seq_len = first_position + num_tokens
-    positions = torch.arange(first_position, seq_len)
-    num_blocks = -(-seq_len // BLOCK_SIZE)
-    return ModelInput(
-        token_ids=token_ids,
-        positions=positions,
-        slot_mapping=positions + BLOCK_SIZE,
-        block_table=torch.arange(1, num_blocks + 1, dtype=torch.int32)[None],
-        query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32),
-        seq_lens=torch.tensor([seq_len], dtype=torch.int32),
-        logits_indices=torch.tensor([num_tokens - 1]),
-    )

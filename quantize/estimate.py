@@ -15,9 +15,13 @@ from bitsmith.quantize.packing import num_words
 
 _FP32_BYTES = 4
 _PROBE_SIZE = 768
-# Work besides the products in a forward and in the Hessians (attention, columns, descent), as a factor
-# on them; measured on the demo model.
-_OVERHEAD = 1.9
+# What each part costs in floating-point operations of a plain matrix product, and what rounding costs for
+# each weight: fitted to a profile of the demo model.
+_FORWARD_FACTOR = 2.0  # attention and pointwise work beside the products
+_HESSIAN_FACTOR = 1.3
+_SOLVER_FACTOR = 36.0  # GPTQ, two sweeps of descent and the error's measurement, per out * in^2
+_SECONDS_PER_WEIGHT = 1.5e-7  # scale search, packing, writing
+_COPY_BYTES_PER_S = 200e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +49,15 @@ def estimate_run(
     packed = sum(
         _packed_bytes(shape, scheme, reader.dtype(f"{n}.weight").itemsize) for n, shape in shapes.items()
     )
-    output = stored - dense + packed
+    kv_scales = 0 if scheme.kv_cache == "none" else 2 * _FP32_BYTES * num_layers
+    output = stored - dense + packed + kv_scales
     hidden_size = int(_text_config(reader.config)["hidden_size"])
     hidden = num_tokens * hidden_size * _FP32_BYTES
     return Estimate(
         output_bytes=output,
         disk_bytes=output + packed + 2 * hidden,
         peak_memory_bytes=_peak_memory(reader, shapes, num_tokens, hidden, num_layers),
-        seconds=_seconds(scheme, shapes, num_tokens, stored),
+        seconds=_seconds(reader, scheme, shapes, num_tokens),
     )
 
 
@@ -63,8 +68,9 @@ def _peak_memory(
     hidden_bytes: int,
     num_layers: int,
 ) -> int:
-    """Now resident + the larger of embedding and one layer's work + activations."""
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Now resident + the mapped checkpoint + the larger of embedding and a layer's work + activations."""
+    mapped = sum(math.prod(reader.shape(n)) * reader.dtype(n).itemsize for n in reader.names)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + mapped
     layer = sum(rows * columns for rows, columns in shapes.values()) // num_layers * _FP32_BYTES
     widest = max((columns for _, columns in shapes.values()), default=0)
     hessian = widest * widest * _FP32_BYTES
@@ -76,17 +82,21 @@ def _peak_memory(
 
 
 def _seconds(
-    scheme: QuantizationScheme, shapes: Mapping[str, tuple[int, int]], num_tokens: int, stored_bytes: int
+    reader: CheckpointReader,
+    scheme: QuantizationScheme,
+    shapes: Mapping[str, tuple[int, int]],
+    num_tokens: int,
 ) -> float:
-    copying = stored_bytes / 200e6
-    if num_tokens == 0:
-        return copying
-    forward = sum(2.0 * rows * columns for rows, columns in shapes.values()) * num_tokens
-    # q, k, v and gate, up share a Hessian: about half of the modules bring one.
-    hessians = sum(1.0 * columns * columns for _, columns in shapes.values()) * num_tokens
-    if scheme.method != "gptq":
-        hessians = 0.0
-    return copying + _OVERHEAD * (forward + hessians) / _measured_flops()
+    stored = sum(math.prod(reader.shape(n)) * reader.dtype(n).itemsize for n in reader.names)
+    num_weights = sum(rows * columns for rows, columns in shapes.values())
+    plain = stored / _COPY_BYTES_PER_S + num_weights * _SECONDS_PER_WEIGHT
+    in_layers = [n for n in reader.names if ".layers." in n and len(reader.shape(n)) == 2]
+    work = _FORWARD_FACTOR * 2.0 * sum(math.prod(reader.shape(n)) for n in in_layers) * num_tokens
+    if scheme.method == "gptq":
+        # q, k, v and gate, up share a Hessian: about half of the modules bring one.
+        work += _HESSIAN_FACTOR * num_tokens * sum(columns * columns for _, columns in shapes.values())
+        work += _SOLVER_FACTOR * sum(rows * columns * columns for rows, columns in shapes.values())
+    return plain + (work / _measured_flops() if work else 0.0)
 
 
 def _measured_flops() -> float:

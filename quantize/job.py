@@ -10,7 +10,7 @@ from typing import Any
 from bitsmith.core.artifact import ArtifactSpec, PendingArtifact, read_finished, write_artifact
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.errors import Refused, WorkFailed
-from bitsmith.core.manifest import Manifest
+from bitsmith.core.manifest import Fallback, Manifest
 from bitsmith.core.progress import Reporter
 from bitsmith.quantize.checkpoint_output import copy_side_files, write_config, write_weights
 from bitsmith.quantize.decoder_stack import DecoderStack
@@ -70,8 +70,9 @@ def _fill(
     state.remove()
     reread_in_fresh_process(pending.partial, [record for report in reports for record in report.modules])
     pending.details = _details(job, plan, reports) | {"files_not_copied": not_copied}
-    pending.fallbacks = [fallback for report in reports for fallback in report.fallbacks]
-    for fallback in pending.fallbacks:
+    numeric = [fallback for report in reports for fallback in report.fallbacks]
+    pending.fallbacks = [*_calibration_fallbacks(plan), *numeric]
+    for fallback in numeric:
         reporter.warn(f"{fallback.where}: {fallback.done} instead of {fallback.asked}: {fallback.reason}.")
 
 
@@ -87,11 +88,18 @@ def _say_calibration(plan: QuantizePlan, reporter: Reporter) -> None:
         return
     if windows.source.is_fallback:
         reporter.say("Calibration: the built-in text, a fallback; give --calibration for real work.")
-    if windows.num_obtained < windows.num_requested:
-        reporter.warn(
-            f"calibration: {windows.num_requested} rows of {windows.token_ids.shape[1]} tokens asked for, "
-            f"{windows.num_obtained} obtained ({windows.token_ids.numel()} tokens): the text has no more."
-        )
+    for fallback in _calibration_fallbacks(plan):
+        reporter.warn(f"calibration: {fallback.done} instead of {fallback.asked}: {fallback.reason}.")
+
+
+def _calibration_fallbacks(plan: QuantizePlan) -> list[Fallback]:
+    """Fewer rows than asked for, if so."""
+    windows = plan.windows
+    if windows is None or windows.num_obtained >= windows.num_requested:
+        return []
+    asked = f"{windows.num_requested} rows of {windows.token_ids.shape[1]} tokens"
+    done = f"{windows.num_obtained} rows ({windows.token_ids.numel()} tokens)"
+    return [Fallback("calibration", asked, done, f"{windows.source.name} has no more text")]
 
 
 def _details(job: QuantizeJob, plan: QuantizePlan, reports: Sequence[LayerReport]) -> dict[str, Any]:

@@ -63,6 +63,7 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
     missing = stack.missing_names()
     if missing:
         raise Refused(f"{job.model.path} lacks {len(missing)} weights of its model, first {missing[0]!r}.")
+    _check_seq_len(job.calibration, reader)
     selection = select_modules(stack, reader, job.scheme)
     scheme = resolve_group_size(job.scheme, selection.shapes)
     windows = load_windows(job.calibration, job.model.path) if needs_calibration(scheme) else None
@@ -105,6 +106,14 @@ def _check_out(job: QuantizeJob) -> None:
     inside = job.out.resolve()
     if inside == job.model.path.resolve() or inside in job.model.path.resolve().parents:
         raise Refused(f"--out {job.out} is the model's own directory, or holds it; choose another.")
+
+
+def _check_seq_len(calibration: CalibrationSettings, reader: CheckpointReader) -> None:
+    longest = reader.config.get("max_position_embeddings")
+    if isinstance(longest, int) and calibration.seq_len > longest:
+        raise Refused(
+            f"calibration.seq_len is {calibration.seq_len}; the model takes at most {longest} tokens."
+        )
 
 
 def _check_disk(out: Path, estimate: Estimate) -> None:

@@ -30,12 +30,22 @@ class QuantizedStage:
     fallbacks: Sequence[Fallback]
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """How a stage was quantized. hessian: what errors are measured with, None where there is none."""
+
+    method: str
+    damping: float | None
+    hessian: Tensor | None
+    seconds_per_module: float
+
+
 def quantize_by_rtn(weights: Mapping[str, Tensor], grid: Grid) -> QuantizedStage:
     """weights: full module name -> [out, in] fp32."""
     start = time.monotonic()
     quantized = {name: rtn_quantize(weight, grid) for name, weight in weights.items()}
-    seconds = (time.monotonic() - start) / len(weights)
-    records = [_record(name, weights[name], q, "rtn", seconds) for name, q in quantized.items()]
+    run = _Run("rtn", None, None, (time.monotonic() - start) / len(weights))
+    records = [_record(name, weights[name], part, run) for name, part in quantized.items()]
     return QuantizedStage(quantized, records, ())
 
 
@@ -48,16 +58,18 @@ def quantize_by_gptq(
     order = column_order(hessian, act_order)
     factor = factorize(hessian[order][:, order])
     if factor is None:
-        result, method = _rounded(stacked, hessian, grid), "rtn"
+        result, method, damping = _rounded(stacked, hessian, grid), "rtn", None
     else:
-        result, method = _compensated(stacked, hessian, (factor, order), grid), "gptq"
+        result, method, damping = (
+            _compensated(stacked, hessian, (factor, order), grid),
+            "gptq",
+            factor.damping,
+        )
     parts = _split(result, {name: weight.shape[0] for name, weight in weights.items()})
-    seconds = (time.monotonic() - start) / len(weights)
-    damping = None if factor is None else factor.damping
-    records = [
-        _record(name, weights[name], part, method, seconds, hessian=hessian, damping=damping)
-        for name, part in parts.items()
-    ]
+    # Errors mean nothing against a Hessian that is itself not finite.
+    measure = hessian if bool(torch.isfinite(hessian).all()) else None
+    run = _Run(method, damping, measure, (time.monotonic() - start) / len(weights))
+    records = [_record(name, weights[name], part, run) for name, part in parts.items()]
     return QuantizedStage(parts, records, _fallbacks(weights, factor))
 
 
@@ -97,26 +109,17 @@ def _split(weight: QuantizedWeight, rows: Mapping[str, int]) -> dict[str, Quanti
     return parts
 
 
-def _record(
-    name: str,
-    weight: Tensor,
-    quantized: QuantizedWeight,
-    method: str,
-    seconds: float,
-    *,
-    hessian: Tensor | None = None,
-    damping: float | None = None,
-) -> ModuleRecord:
+def _record(name: str, weight: Tensor, quantized: QuantizedWeight, run: _Run) -> ModuleRecord:
     real = quantized.dequantize()
     return ModuleRecord(
         name=name,
-        method=method,
+        method=run.method,
         num_bits=quantized.num_bits,
         group_size=quantized.group_size,
-        relative_error=None if hessian is None else relative_output_error(weight, real, hessian),
+        relative_error=None if run.hessian is None else relative_output_error(weight, real, run.hessian),
         sqnr_db=weight_sqnr_db(weight, real),
-        damping=damping,
-        seconds=round(seconds, 4),
+        damping=run.damping,
+        seconds=round(run.seconds_per_module, 4),
         dequantized_sha256=tensor_sha256(real),
     )
 

@@ -150,9 +150,9 @@ class EngineClient:
         assert self.ready is not None
         self._last_news = time.monotonic()
         match message:
-            case EngineReady():
+            case EngineReady() if not self.ready.done():
                 self.ready.set_result(message)
-            case EngineFailed():
+            case EngineFailed() if not self.ready.done():
                 self.ready.set_exception(_as_error(message))
             case StepReport():
                 self.stats = message.stats

@@ -121,7 +121,9 @@ def _receive(connection: Connection, inbox: "queue.SimpleQueue[ToEngine]") -> No
         while True:
             inbox.put(decode_to_engine(connection.recv_bytes()))
     except (EOFError, OSError):
-        os._exit(0)  # the parent is gone
+        pass  # the parent is gone
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ from bitsmith.serve.serve_settings import RuntimeSettings
 from bitsmith.serve.speculation import AdaptiveSpeculator, SpeculationLimits, Speculator
 
 _KV_MEMORY_FRAC = 0.4  # of what is available; the rest is for activations, logits and other work
+# A step is as long as its tokens make it, and every stream waits for it: beyond this many, the products of a
+# processor gain no more speed from a longer chunk, and the others' gaps only grow.
+_STEP_TOKENS = 256
 _PROMPT_LOGITS_BYTES = 128 << 20  # fp32 rows of the vocabulary that scoring may ask for in one step
 _MIN_PROMPT_LOGITS = 16
 
@@ -39,6 +42,8 @@ def resolve_limits(model: StepModel, settings: RuntimeSettings) -> RuntimeLimits
     max_tokens = _within(
         "max_num_batched_tokens", settings.max_num_batched_tokens, model.max_num_tokens, "max_num_tokens"
     )
+    if settings.max_num_batched_tokens is None:
+        max_tokens = min(max_tokens, max(_STEP_TOKENS, max_num_seqs))
     if max_num_seqs > max_tokens:
         if settings.max_num_seqs is not None:
             raise Refused(f"max_num_seqs {max_num_seqs} is above the {max_tokens} tokens of a step.")

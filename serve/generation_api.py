@@ -1,7 +1,7 @@
 """The two generation routes: read, plan, run, write. Knows HTTP bodies, not sockets."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -38,8 +38,12 @@ class LoadedModel:
 class GenerationApi:
     """Handlers of POST /v1/chat/completions and POST /v1/completions."""
 
-    def __init__(self, settings: ServeSettings, model: LoadedModel) -> None:
+    def __init__(
+        self, settings: ServeSettings, model: LoadedModel, on_failure: Callable[[Exception], ApiError]
+    ) -> None:
+        """on_failure: reports an unexpected error and says what the client is told of it."""
         self._settings = settings
+        self._on_failure = on_failure
         self._model = model
 
     async def chat(self, request: Request) -> Response:
@@ -123,6 +127,9 @@ class GenerationApi:
                         yield encode_event(answer.head.wrap([part], suffix) | no_usage)
         except ApiError as error:
             yield encode_event(error.body)
+            return
+        except Exception as error:
+            yield encode_event(self._on_failure(error).body)
             return
         if body.include_usage:
             usage = {"usage": usage_fields(generation.usage)}

@@ -69,15 +69,16 @@ class HttpApi:
             except ClientLeftError:
                 return Response(status_code=_CLIENT_LEFT_STATUS)
             except Exception as error:
-                # Where and what kind only: the message could hold a part of a prompt.
-                frame = traceback.extract_tb(error.__traceback__)[-1]
-                self._reporter.warn(
-                    f"{type(error).__name__} in {frame.filename}:{frame.lineno}; answered 500"
-                )
-                self._metrics.num_refused[500] += 1
-                return ApiError(500, "An error in the server; its log says where.").to_response()
+                return self._on_failure(error).to_response()
 
         return answer
+
+    def _on_failure(self, error: Exception) -> ApiError:
+        """Where and what kind only goes to the log: the message could hold a part of a prompt."""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        self._reporter.warn(f"{type(error).__name__} in {frame.filename}:{frame.lineno}; answered 500")
+        self._metrics.num_refused[500] += 1
+        return ApiError(500, "An error in the server; its log says where.")
 
     def _generation(self) -> GenerationApi:
         if not self.readiness.is_ready or self.model is None:
@@ -87,7 +88,7 @@ class HttpApi:
                 code=self.readiness.state.value,
                 headers={"Retry-After": str(_RETRY_WHEN_NOT_READY_S)},
             )
-        return GenerationApi(self._settings, self.model)
+        return GenerationApi(self._settings, self.model, self._on_failure)
 
     async def _health(self, request: Request) -> Response:
         """Ready to serve: 200, else 503 with the reason."""

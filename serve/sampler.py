@@ -14,6 +14,7 @@ from bitsmith.core.sampling import SamplingParams
 from bitsmith.serve.request import Request
 
 _UINT64_MASK = (1 << 64) - 1
+_NUM_SORTED_FIRST = 1024
 
 
 def keyed_uniform(seed: int, position: int) -> float:
@@ -56,29 +57,38 @@ def adjust_logits(
 
 
 def target_probs(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """(probs, token_ids), both [n], most likely first when filtered: what is drawn from.
+    """(probs, token_ids), both [n]: what is drawn from.
 
-    logits: [num_token_ids], adjusted. Without top_k, top_p and min_p nothing is sorted and n is the whole
-    vocabulary.
+    logits: [num_token_ids], adjusted. With top_k or top_p the most likely comes first; without, ids are in
+    their own order.
     """
     assert params.temperature > 0, params.temperature
     # The maximum is taken off before the division, so a tiny temperature gives a sharp row and no NaN.
     probs = torch.softmax((logits - logits.max()) / params.temperature, dim=-1)
-    if not (params.top_k or params.top_p < 1 or params.min_p > 0):
-        return probs, torch.arange(len(probs))
+    token_ids = torch.arange(len(probs))
     if params.top_k:
         probs, token_ids = torch.topk(probs, min(params.top_k, len(probs)))
         probs = probs / probs.sum()
-    else:
-        probs, token_ids = torch.sort(probs, descending=True, stable=True)
     if params.top_p < 1:
-        # Kept: ids before which less than top_p had been gathered; the first one always.
-        num_kept = int((probs.cumsum(0) - probs < params.top_p).sum())
-        probs, token_ids = probs[: max(num_kept, 1)], token_ids[: max(num_kept, 1)]
+        probs, token_ids = _nucleus(probs, token_ids, params.top_p)
     if params.min_p > 0:
-        num_kept = int((probs >= params.min_p * probs[0]).sum())
-        probs, token_ids = probs[: max(num_kept, 1)], token_ids[: max(num_kept, 1)]
+        keep = probs >= params.min_p * probs.max()
+        probs, token_ids = probs[keep], token_ids[keep]
     return probs / probs.sum(), token_ids
+
+
+def _nucleus(probs: torch.Tensor, token_ids: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most likely ids before which less than top_p had been gathered; the first one always.
+
+    Nearly always they are few, so the few most likely are looked at before everything is sorted.
+    """
+    for num_sorted in (_NUM_SORTED_FIRST, len(probs)):
+        best, ranks = torch.topk(probs, min(num_sorted, len(probs)))
+        before = best.cumsum(0) - best
+        num_kept = max(int((before < top_p).sum()), 1)
+        if num_kept < len(best):
+            break
+    return best[:num_kept], token_ids[ranks[:num_kept]]
 
 
 def draw(probs: torch.Tensor, token_ids: torch.Tensor, uniform: float) -> int:

@@ -45,6 +45,7 @@ class EngineServer:
         self._api = HttpApi(settings, self._client, self._metrics, reporter)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_asked = asyncio.Event()
+        self._is_stop_asked = False  # also before there is an event loop
         self.is_ready = threading.Event()
 
     @property
@@ -67,12 +68,15 @@ class EngineServer:
             self._socket.close()
 
     def stop(self) -> None:
+        self._is_stop_asked = True
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._stop_asked.set)
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._is_stop_asked:
+            return
         self._client.start()
         config = uvicorn.Config(
             self._api.build(self._api_keys),

@@ -32,14 +32,16 @@ inline void dot_products_of(const float* queries, const float* keys, int64_t pad
 
 // queries: [num_queries, padded], keys: [16, padded] -> scores: [num_queries, 16], rows `score_stride` apart.
 template <class V>
-inline void dot_products(const float* queries, int64_t num_queries, const float* keys, int64_t padded, float* scores,
-                         int64_t score_stride) {
+inline void dot_products(const float* queries, int64_t num_queries, const float* keys, int64_t padded,
+                         float* scores, int64_t score_stride) {
   int64_t q = 0;
   for (; q + 3 <= num_queries; q += 3) {
     dot_products_of<V, 3>(queries + q * padded, keys, padded, scores + q * score_stride, score_stride);
   }
-  if (num_queries - q == 2) dot_products_of<V, 2>(queries + q * padded, keys, padded, scores + q * score_stride, score_stride);
-  if (num_queries - q == 1) dot_products_of<V, 1>(queries + q * padded, keys, padded, scores + q * score_stride, score_stride);
+  if (num_queries - q == 2)
+    dot_products_of<V, 2>(queries + q * padded, keys, padded, scores + q * score_stride, score_stride);
+  if (num_queries - q == 1)
+    dot_products_of<V, 1>(queries + q * padded, keys, padded, scores + q * score_stride, score_stride);
 }
 
 // Weights of `count` positions for a few queries, and those positions' values.
@@ -51,7 +53,8 @@ struct WeightedValues {
 };
 
 template <class V, int num_queries, int num_vectors>
-inline void add_weighted_of(const WeightedValues& p, int64_t query, int64_t d, float* results, int64_t result_stride) {
+inline void add_weighted_of(const WeightedValues& p, int64_t query, int64_t d, float* results,
+                            int64_t result_stride) {
   const float* weights = p.weights + query * p.weight_stride;
   float* to = results + query * result_stride + d;
   V sum[num_queries][num_vectors];
@@ -82,7 +85,8 @@ inline void add_weighted_rows(const WeightedValues& p, int64_t query, float* res
 
 // results: [num_queries, padded], rows `result_stride` apart, += weights by values.
 template <class V>
-inline void add_weighted(const WeightedValues& p, int64_t num_queries, float* results, int64_t result_stride) {
+inline void add_weighted(const WeightedValues& p, int64_t num_queries, float* results,
+                         int64_t result_stride) {
   int64_t q = 0;
   for (; q + 3 <= num_queries; q += 3) add_weighted_rows<V, 3>(p, q, results, result_stride);
   if (num_queries - q == 2) add_weighted_rows<V, 2>(p, q, results, result_stride);

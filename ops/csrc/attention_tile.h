@@ -56,8 +56,12 @@ template <class V>
 class TileAttention {
  public:
   TileAttention(const PagedAttention& p, const AttentionTile& tile)
-      : p_(p), tile_(tile), num_heads_(p.num_heads / p.num_kv_heads), num_queries_(tile.num_rows * num_heads_),
-        padded_(padded_head(p.head_size)), floats_(attention_result_floats(p.head_size)),
+      : p_(p),
+        tile_(tile),
+        num_heads_(p.num_heads / p.num_kv_heads),
+        num_queries_(tile.num_rows * num_heads_),
+        padded_(padded_head(p.head_size)),
+        floats_(attention_result_floats(p.head_size)),
         queries_(scratch<float, OfQueries>(num_queries_ * padded_)),
         scores_(scratch<float, OfScores>(num_queries_ * kSegmentTokens)),
         block_(scratch<float, OfBlock>(kBlockTokens * padded_)) {
@@ -95,10 +99,13 @@ class TileAttention {
     return {begin, position + 1};
   }
 
-  float* scores(int64_t query, int64_t position) const { return scores_ + query * kSegmentTokens + position - first_; }
+  float* scores(int64_t query, int64_t position) const {
+    return scores_ + query * kSegmentTokens + position - first_;
+  }
 
   const float* widened(const void* cache, int64_t block) const {
-    const int64_t cell = (tile_.block_table[block] * p_.num_kv_heads + tile_.kv_head) * kBlockTokens * p_.head_size;
+    const int64_t cell =
+        (tile_.block_table[block] * p_.num_kv_heads + tile_.kv_head) * kBlockTokens * p_.head_size;
     const char* from = static_cast<const char*>(cache) + cell * cell_bytes(p_.type);
     if (p_.type == CacheType::kE4m3) {
       widen<V, CacheType::kE4m3>(from, p_.head_size, padded_, block_);
@@ -126,7 +133,8 @@ class TileAttention {
       }
       const Visible range = visible(q / num_heads_);
       std::fill(to, to + std::clamp<int64_t>(range.begin - position, 0, kBlockTokens), kNegativeInfinity);
-      std::fill(to + std::clamp<int64_t>(range.end - position, 0, kBlockTokens), to + kBlockTokens, kNegativeInfinity);
+      std::fill(to + std::clamp<int64_t>(range.end - position, 0, kBlockTokens), to + kBlockTokens,
+                kNegativeInfinity);
     }
   }
 
@@ -158,8 +166,9 @@ class TileAttention {
       const int64_t begin = std::clamp<int64_t>(range.begin - position, 0, kBlockTokens);
       const int64_t end = std::clamp<int64_t>(range.end - position, 0, kBlockTokens);
       const int64_t query = row * num_heads_;
-      add_weighted<V>({scores(query, position) + begin, kSegmentTokens, values + begin * padded_, padded_, end - begin},
-                      num_heads_, results + query * floats_, floats_);
+      add_weighted<V>(
+          {scores(query, position) + begin, kSegmentTokens, values + begin * padded_, padded_, end - begin},
+          num_heads_, results + query * floats_, floats_);
     }
   }
 

@@ -10,9 +10,9 @@ namespace bitsmith {
 const Kernels* avx2_kernels() {
 #ifdef BITSMITH_HAS_AVX2
   using V = Avx2Vector8;
-  static const Kernels kernels = {"avx2",  arrange_dense<V>,  linear_dense<V>,      arrange_quantized<V>,
-                                  linear_quantized<V>, write_cache, attend<V>, attend_segment<V>,
-                                  merge_segments<V>};
+  static const Kernels kernels = {
+      "avx2",      arrange_dense<V>, linear_dense<V>,   arrange_quantized<V>, linear_quantized<V>,
+      write_cache, attend<V>,        attend_segment<V>, merge_segments<V>};
   return &kernels;
 #else
   return nullptr;

@@ -9,9 +9,9 @@ namespace bitsmith {
 
 const Kernels* portable_kernels() {
   using V = PortableVector8;
-  static const Kernels kernels = {"portable",  arrange_dense<V>,  linear_dense<V>,      arrange_quantized<V>,
-                                  linear_quantized<V>, write_cache, attend<V>, attend_segment<V>,
-                                  merge_segments<V>};
+  static const Kernels kernels = {
+      "portable",  arrange_dense<V>, linear_dense<V>,   arrange_quantized<V>, linear_quantized<V>,
+      write_cache, attend<V>,        attend_segment<V>, merge_segments<V>};
   return &kernels;
 }
 

@@ -53,7 +53,8 @@ template <>
 struct IntegerDot<Avx2Vector8> {
   template <int num_bits, int num_tokens>
   static inline __attribute__((always_inline)) void group(const QuantizedLinear& p, const uint8_t* w,
-                                                          const int8_t* zero_point, int64_t token, int64_t group,
+                                                          const int8_t* zero_point, int64_t token,
+                                                          int64_t group,
                                                           int32_t (&dot)[num_tokens][kRowBlock]) {
     __m256i sum[num_tokens][2];
     start<num_bits, num_tokens>(p, zero_point, token, group, sum);
@@ -101,7 +102,8 @@ struct IntegerDot<Avx2Vector8> {
     constexpr int kOffset = num_bits == 4 ? kNibbleOffset : 0;
     const int32_t* x_sum = p.activations.sum + token * p.num_groups + group;
     if (zero_point == nullptr) {
-      for (int t = 0; t < num_tokens; ++t) sum[t][0] = sum[t][1] = _mm256_set1_epi32(-kOffset * x_sum[t * p.num_groups]);
+      for (int t = 0; t < num_tokens; ++t)
+        sum[t][0] = sum[t][1] = _mm256_set1_epi32(-kOffset * x_sum[t * p.num_groups]);
       return;
     }
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(zero_point));
@@ -117,8 +119,8 @@ struct IntegerDot<Avx2Vector8> {
 
   // Unsigned nibbles times signed activations, in 16 bits over the chunks, then widened.
   template <int num_tokens, int num_chunks>
-  static inline __attribute__((always_inline)) void add_nibbles(const QuantizedLinear& p, const uint8_t* w, int64_t at,
-                                                                __m256i (&sum)[num_tokens][2]) {
+  static inline __attribute__((always_inline)) void add_nibbles(const QuantizedLinear& p, const uint8_t* w,
+                                                                int64_t at, __m256i (&sum)[num_tokens][2]) {
     const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i pairs[num_tokens][2];
     for (auto& of_token : pairs) of_token[0] = of_token[1] = _mm256_setzero_si256();
@@ -146,8 +148,8 @@ struct IntegerDot<Avx2Vector8> {
 
   // Bytes widened to 16 bits: no product or sum of two can overflow, -128 included.
   template <int num_tokens>
-  static inline __attribute__((always_inline)) void add_bytes(const QuantizedLinear& p, const uint8_t* w, int64_t at,
-                                                              __m256i (&sum)[num_tokens][2]) {
+  static inline __attribute__((always_inline)) void add_bytes(const QuantizedLinear& p, const uint8_t* w,
+                                                              int64_t at, __m256i (&sum)[num_tokens][2]) {
     const __m256i low_rows = load(w), high_rows = load(w + 32);
     const __m256i low_odd = _mm256_srai_epi16(low_rows, 8), high_odd = _mm256_srai_epi16(high_rows, 8);
     const __m256i low_even = _mm256_srai_epi16(_mm256_slli_epi16(low_rows, 8), 8);

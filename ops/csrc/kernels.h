@@ -8,8 +8,8 @@
 
 namespace bitsmith {
 
-constexpr int64_t kRowBlock = 16;     // output rows packed together in a quantized weight
-constexpr int64_t kBlockTokens = 16;  // tokens in a block of the KV cache
+constexpr int64_t kRowBlock = 16;        // output rows packed together in a quantized weight
+constexpr int64_t kBlockTokens = 16;     // tokens in a block of the KV cache
 constexpr int64_t kSegmentTokens = 256;  // context is summed in segments of this many positions
 
 enum class Activations : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
@@ -17,21 +17,21 @@ enum class CacheType { kFloat32, kBfloat16, kE4m3 };
 
 // y[t, n] = sum over k of x[t, k] * weight[n, k] + bias[n].
 struct DenseLinear {
-  const float* x;        // [num_tokens, padded_in], arranged by `arrange_dense`
-  const void* weight;    // [out_features, in_features], bf16 or fp32, row-major
-  const float* bias;     // [out_features] or null
-  float* y;              // [num_tokens, out_features]
+  const float* x;      // [num_tokens, padded_in], arranged by `arrange_dense`
+  const void* weight;  // [out_features, in_features], bf16 or fp32, row-major
+  const float* bias;   // [out_features] or null
+  float* y;            // [num_tokens, out_features]
   int64_t num_tokens, in_features, padded_in, out_features;
   bool is_bf16;
 };
 
 // Rows of activations as the quantized kernels want them. Only the fields that the mode needs are set.
 struct ArrangedActivations {
-  float* x;         // [num_tokens, in_features], modes fp32 and bf16
-  int8_t* x_int8;   // [num_tokens, in_features], int8 with 4-bit weights
-  int16_t* x_int16; // [num_tokens, in_features], int8 with 8-bit weights; each four are x0 x2 x1 x3
-  float* scale;     // [num_tokens, num_groups], int8: real = x * scale
-  int32_t* sum;     // [num_tokens, num_groups], int8: sum of the integers of a group
+  float* x;          // [num_tokens, in_features], modes fp32 and bf16
+  int8_t* x_int8;    // [num_tokens, in_features], int8 with 4-bit weights
+  int16_t* x_int16;  // [num_tokens, in_features], int8 with 8-bit weights; each four are x0 x2 x1 x3
+  float* scale;      // [num_tokens, num_groups], int8: real = x * scale
+  int32_t* sum;      // [num_tokens, num_groups], int8: sum of the integers of a group
 };
 
 // y[t, n] = sum over k of x[t, k] * (q[n, k] - zero_point[n, group]) * scale[n, group] + bias[n].
@@ -39,11 +39,11 @@ struct ArrangedActivations {
 // high, stored as q + 8. 8 bits: 64 bytes hold 4 inputs, byte row * 4 + j has input j, two's complement.
 struct QuantizedLinear {
   ArrangedActivations activations;
-  const uint8_t* weight;      // [row blocks, in_features * num_bits / 32, 64]
-  const void* scale;          // [>= row blocks, num_groups, 16], bf16 or fp32
-  const int8_t* zero_point;   // [>= row blocks, num_groups, 16] or null
-  const float* bias;          // [out_features] or null
-  float* y;                   // [num_tokens, out_features]
+  const uint8_t* weight;     // [row blocks, in_features * num_bits / 32, 64]
+  const void* scale;         // [>= row blocks, num_groups, 16], bf16 or fp32
+  const int8_t* zero_point;  // [>= row blocks, num_groups, 16] or null
+  const float* bias;         // [out_features] or null
+  float* y;                  // [num_tokens, out_features]
   int64_t num_tokens, in_features, out_features, group_size, num_groups;
   int num_bits;
   bool is_int8, scale_is_bf16;
@@ -73,7 +73,7 @@ struct PagedAttention {
 
 // Consecutive query rows of one request, for one KV head.
 struct AttentionTile {
-  const int32_t* block_table;  // cache blocks of the request
+  const int32_t* block_table;     // cache blocks of the request
   int64_t first_token, num_rows;  // rows of the query
   int64_t first_position;         // of the first row in its request
   int64_t kv_head;

@@ -59,13 +59,15 @@ inline void add_inputs(const uint8_t* w, V zero_low, V zero_high, const float* x
                        V (&sum)[num_tokens][2]) {
   if constexpr (num_bits == 4) {
     constexpr int nibble = place < 4 ? 2 * place : 2 * place - 7;
-    add_input<V, num_tokens>(V::template nibble<nibble>(w) - zero_low, V::template nibble<nibble>(w + 32) - zero_high,
-                             x + place, x_stride, sum);
-    if constexpr (place < 7) add_inputs<V, 4, place + 1, num_tokens>(w, zero_low, zero_high, x, x_stride, sum);
+    add_input<V, num_tokens>(V::template nibble<nibble>(w) - zero_low,
+                             V::template nibble<nibble>(w + 32) - zero_high, x + place, x_stride, sum);
+    if constexpr (place < 7)
+      add_inputs<V, 4, place + 1, num_tokens>(w, zero_low, zero_high, x, x_stride, sum);
   } else {
     add_input<V, num_tokens>(V::template signed_byte<place>(w) - zero_low,
                              V::template signed_byte<place>(w + 32) - zero_high, x + place, x_stride, sum);
-    if constexpr (place < 3) add_inputs<V, 8, place + 1, num_tokens>(w, zero_low, zero_high, x, x_stride, sum);
+    if constexpr (place < 3)
+      add_inputs<V, 8, place + 1, num_tokens>(w, zero_low, zero_high, x, x_stride, sum);
   }
 }
 

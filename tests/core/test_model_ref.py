@@ -112,6 +112,7 @@ def test_an_interrupted_fetch_is_made_again(
     path = cache_home / "models" / "toy"
     partial_path(path).mkdir(parents=True)  # as a kill leaves it
     (partial_path(path) / "half").write_text("")
+    (path.with_name(".toy.fetch") / "wheel-0").mkdir(parents=True)
     assert sorted(p.name for p in resolve_model("toy", reporter=reporter).path.iterdir()) == [
         "config.json",
         "conversion.json",
@@ -122,6 +123,7 @@ def test_an_interrupted_fetch_is_made_again(
     monkeypatch.setattr(model_ref, "CONVERSION_VERSION", 1000)
     resolve_model("toy", reporter=reporter)
     assert index.conversions == 3
+    assert [p.name for p in path.parent.iterdir() if p.is_dir()] == ["toy"]
 
 
 def test_an_index_that_cannot_be_reached_is_told(

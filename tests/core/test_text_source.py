@@ -141,7 +141,7 @@ def test_what_was_asked_and_what_was_obtained(make_tokenizer: TokenizerMaker) ->
     assert len({tuple(row) for row in windows.token_ids.tolist()}) == 19
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.text(alphabet="abcdefgh ", max_size=30), min_size=1, max_size=8),
     st.integers(1, 6),

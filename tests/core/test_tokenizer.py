@@ -71,6 +71,7 @@ def test_a_model_without_template_is_refused(make_tokenizer: Callable[..., PreTr
         "{{ raise_exception('roles must alternate') }}",
         "{{ messages.__class__.__mro__ }}",  # the sandbox
         "{% for %}",
+        "{{ messages[0].content + 1 }}",
     ],
 )
 def test_what_a_template_refuses_is_refused(

@@ -108,6 +108,8 @@ def test_manifest_says_what_was_done(make_job: JobMaker, reporter: Reporter) -> 
     calibration = details["calibration"]
     assert calibration["num_requested"] == 1000 and 10 < calibration["num_obtained"] < 1000
     assert calibration["num_tokens"] == calibration["num_obtained"] * 32
+    assert [fallback.where for fallback in manifest.fallbacks] == ["calibration"]
+    assert manifest.fallbacks[0].asked == "1000 rows of 32 tokens"
     unquantized = {entry["name"]: entry for entry in details["unquantized"]}
     assert unquantized["model.embed_tokens"]["num_bytes"] == 260 * 64 * 2
     assert "outside the decoder layers" in unquantized["lm_head"]["reason"]

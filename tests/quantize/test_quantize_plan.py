@@ -67,6 +67,11 @@ def test_calibration_counts_must_be_positive(field: str, make_job: JobMaker) -> 
         make_job(calibration={field: 0})
 
 
+def test_rows_longer_than_the_model_takes_are_refused(make_job: JobMaker) -> None:
+    with pytest.raises(Refused, match="at most 128 tokens"):
+        plan_quantize(make_job(calibration={"seq_len": 129}))
+
+
 def test_empty_calibration_is_refused(make_job: JobMaker, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("ten bytes.")
     with pytest.raises(Refused, match="empty"):

@@ -151,3 +151,13 @@ def test_minus_infinity_has_a_floor() -> None:
     logits = torch.tensor([[0.0, -torch.inf]])
     (entry,) = compute_logprobs(logits, [1], num_top=0, num_token_ids=2)
     assert (entry.logprob, entry.top) == (LOGPROB_FLOOR, ((0, 0.0),))
+
+
+def test_a_flat_nucleus_is_found_by_sorting_everything() -> None:
+    logits = torch.linspace(0, 0.5, 3000)
+    probs, token_ids = target_probs(logits, SamplingParams(temperature=1.0, top_p=0.9))
+    order = torch.softmax(logits, 0).sort(descending=True)
+    num_kept = int((order.values.cumsum(0) - order.values < 0.9).sum())
+    assert 1024 < len(token_ids) == num_kept
+    assert token_ids.tolist() == order.indices[:num_kept].tolist()
+    assert float(probs.sum()) == pytest.approx(1)

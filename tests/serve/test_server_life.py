@@ -347,3 +347,25 @@ def test_settings_are_checked(field: str, value: Any) -> None:
 def test_runtime_settings_are_checked(field: str, value: Any) -> None:
     with pytest.raises(Refused, match=field):
         RuntimeSettings(**{field: value})
+
+
+def test_an_unexpected_error_is_logged_by_kind_and_place_only(slow_server: "RunningServer") -> None:
+    """In a plain answer a 500, in a stream an event; the words of the error go nowhere."""
+    model = slow_server.server._api.model
+    assert model is not None
+    original = model.service._count_prompts
+
+    def fail(generation: object) -> None:
+        raise RuntimeError("MARKER-ab12")
+
+    model.service._count_prompts = fail  # type: ignore[method-assign]
+    try:
+        body = {"model": "fake", "prompt": "a", "max_tokens": 2}
+        plain = httpx.post(slow_server.url + "/v1/completions", json=body)
+        streamed = httpx.post(slow_server.url + "/v1/completions", json=body | {"stream": True})
+    finally:
+        model.service._count_prompts = original  # type: ignore[method-assign]
+    assert plain.status_code == 500 and "An error in the server" in streamed.text
+    said = plain.text + streamed.text + slow_server.log.getvalue()
+    assert "MARKER-ab12" not in said and "RuntimeError in " in slow_server.log.getvalue()
+    slow_server.wait_metric("requests_running", 0)

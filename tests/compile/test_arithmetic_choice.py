@@ -1,0 +1,110 @@
+"""--kv-cache, --kv-scale and --activations: what "auto" comes to, and what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitsmith.compile import arithmetic
+from bitsmith.compile.compile_plan import CompileJob, CompilePlan, plan_compile
+from bitsmith.core.errors import Refused
+
+ModelMaker = Callable[..., Path]
+
+
+def _plan(checkpoint: Path, tmp_path: Path, **settings: Any) -> CompilePlan:
+    return plan_compile(CompileJob(checkpoint, tmp_path / "engine", **settings))
+
+
+def test_auto_follows_the_checkpoint(
+    make_model: ModelMaker, make_quantized: ModelMaker, tmp_path: Path
+) -> None:
+    dense = _plan(make_model("llama"), tmp_path)
+    assert (dense.kv.kv_cache, dense.activations) == ("bf16", "bf16")
+    declared = _plan(make_quantized(4, kv_scales=(0.02, 0.01)), tmp_path)
+    assert (declared.kv.kv_cache, declared.kv.kv_scales) == ("fp8", (pytest.approx((0.02, 0.01)),) * 2)
+    assert _plan(make_quantized(4), tmp_path).kv.kv_cache == "bf16"
+
+
+@pytest.mark.parametrize(("flags", "expected"), [({"avx2"}, "bf16"), ({"avx2", "avx512_vnni"}, "int8")])
+def test_auto_activations_of_quantized_weights_follow_the_processor(
+    flags: set[str],
+    expected: str,
+    make_quantized: ModelMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arithmetic, "cpu_flags", lambda: frozenset(flags))
+    assert _plan(make_quantized(4), tmp_path).activations == expected
+
+
+def test_int8_activations_need_quantized_weights(make_model: ModelMaker, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="int8 needs quantized weights"):
+        _plan(make_model("llama"), tmp_path, activations="int8")
+
+
+@pytest.mark.parametrize("kv_scales", [None, (1.0, 1.0), (0.02, 0.0), (float("nan"), 0.01)])
+def test_fp8_without_calibrated_scales_is_refused(
+    kv_scales: tuple[float, float] | None, make_quantized: ModelMaker, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused, match="scales"):
+        _plan(make_quantized(4, kv_scales=kv_scales), tmp_path, kv_cache="fp8")
+
+
+def test_scales_of_one_on_request_are_loud(make_quantized: ModelMaker, tmp_path: Path) -> None:
+    plan = _plan(make_quantized(4, kv_scales=(0.02, 0.01)), tmp_path, kv_scale="ones")
+    assert plan.kv.kv_scales == ((1.0, 1.0),) * 2
+    assert any("uncalibrated" in warning for warning in plan.warnings)
+
+
+def test_an_inert_kv_scale_is_refused(make_quantized: ModelMaker, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="--kv-scale ones applies to an fp8"):
+        _plan(make_quantized(4), tmp_path, kv_scale="ones")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_batch_size": 0}, "max_batch_size is 0"),
+        ({"max_num_tokens": 8, "max_batch_size": 16}, "max_num_tokens 8 is less"),
+        ({"max_model_len": 257}, "257 is beyond the model's context of 256"),
+        ({"num_threads": 0}, "num_threads is 0"),
+    ],
+)
+def test_limits_that_cannot_be(
+    settings: dict[str, Any], message: str, make_model: ModelMaker, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused, match=message):
+        _plan(make_model("llama"), tmp_path, **settings)
+
+
+def test_the_table_of_limits_says_what_decided(make_model: ModelMaker, tmp_path: Path) -> None:
+    rows = {row.name: row for row in _plan(make_model("llama"), tmp_path).limit_rows}
+    assert (rows["max_model_len"].resolved, rows["max_model_len"].decided_by) == (
+        256,
+        "max_position_embeddings 256",
+    )
+    rows = {row.name: row for row in _plan(make_model("llama"), tmp_path, max_model_len=99).limit_rows}
+    assert (rows["max_model_len"].resolved, rows["max_model_len"].decided_by) == (99, "build")
+
+
+def test_a_full_disk_is_refused_before_work(
+    make_model: ModelMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class _Usage:
+        free = 1 << 20
+
+    monkeypatch.setattr("bitsmith.compile.compile_plan.shutil.disk_usage", lambda path: _Usage())
+    with pytest.raises(Refused, match="MiB free"):
+        _plan(make_model("llama"), tmp_path)
+
+
+def test_the_stage_key_changes_with_what_changes_the_engine(make_model: ModelMaker, tmp_path: Path) -> None:
+    path = make_model("llama")
+    key = _plan(path, tmp_path).stage_key
+    assert _plan(path, tmp_path, kv_cache="bf16").stage_key == key  # the same thing, spelled out
+    changes: list[dict[str, Any]] = [{"kv_cache": "fp32"}, {"activations": "fp32"}, {"max_model_len": 99}]
+    keys = {_plan(path, tmp_path, **change).stage_key for change in changes}
+    assert len(keys | {key}) == 4
+    assert _plan(make_model("mistral"), tmp_path).stage_key not in keys | {key}

@@ -1,0 +1,53 @@
+"""The operator library, built once (the user's cache keeps it) and loaded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitsmith.core.progress import Reporter
+from bitsmith.ops.library import build_operators, load_operators
+
+FORMS = ("portable", "avx2")
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    path = build_operators(Reporter(quiet=True))
+    load_operators(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small products on a busy machine are fastest so; `two_threads` overrides it."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(usual)
+
+
+@pytest.fixture
+def two_threads(one_thread: None) -> None:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture
+def ops(library: Path) -> Any:
+    """The operators in the form that this machine would use."""
+    return torch.ops.bitsmith
+
+
+@pytest.fixture(params=FORMS)
+def form(library: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The operators in each form that this build has."""
+    operators: Any = torch.ops.bitsmith
+    usual = operators.active_form()
+    try:
+        operators.select_form(request.param)
+    except ValueError:
+        pytest.skip(f"this build has no form {request.param}")
+    yield operators
+    operators.select_form(usual)
