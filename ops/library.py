@@ -75,9 +75,7 @@ def build_operators(reporter: Reporter) -> Path:
     with FileLock(directory / ".lock"):
         if not library.is_file():
             reporter.say("Building the operator library (once for this machine and release) ...")
-            _build(compiler, library)
-            info_text = json.dumps(dataclasses.asdict(info), indent=2) + "\n"
-            (directory / INFO_NAME).write_text(info_text, encoding="utf-8")
+            _build(compiler, info, library)
     return library
 
 
@@ -135,8 +133,8 @@ def _include_flags() -> list[str]:
     return ["-isystem", str(include), "-isystem", str(include / "torch" / "csrc" / "api" / "include")]
 
 
-def _build(compiler: str, library: Path) -> None:
-    """Compile every source at once, link, rename into place."""
+def _build(compiler: str, info: OperatorsInfo, library: Path) -> None:
+    """Compile every source at once, link, rename into place: the record first, the library last."""
     partial = library.parent / "build.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -151,6 +149,9 @@ def _build(compiler: str, library: Path) -> None:
         # torch's own OpenMP runtime has the soname libgomp.so.1, so -fopenmp adds no second one at run time.
         link = [compiler, "-shared", "-fopenmp", *map(str, objects), f"-L{libraries}", "-lc10", "-ltorch_cpu"]
         _run_all([[*link, "-o", str(linked)]])
+        record = partial / INFO_NAME
+        record.write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n", encoding="utf-8")
+        record.replace(library.with_name(INFO_NAME))
         linked.replace(library)
     finally:
         with contextlib.suppress(OSError):

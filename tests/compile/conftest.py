@@ -73,7 +73,8 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> ModelMaker:
         if key not in made:
             torch.manual_seed(0)
             config = AutoConfig.for_model(model_type, **(SIZES | overrides))
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            build: Any = AutoModelForCausalLM.from_config
+            model = build(config, dtype=dtype)
             with torch.no_grad():
                 for parameter in model.parameters():
                     if parameter.ndim == 1:  # norms and biases, which start as ones and zeros
@@ -155,7 +156,7 @@ def _quantize(
 
 def round_to_nearest(weight: torch.Tensor, num_bits: int, *, symmetric: bool) -> QuantizedWeight:
     low, high = -(1 << (num_bits - 1)), (1 << (num_bits - 1)) - 1
-    grouped = weight.unflatten(1, (-1, GROUP_SIZE))
+    grouped = weight.reshape(len(weight), -1, GROUP_SIZE)
     if symmetric:
         scale = (grouped.abs().amax(2) / high).bfloat16()
         zero_point = None

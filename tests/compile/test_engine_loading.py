@@ -115,8 +115,8 @@ def test_trust_loads_it(copied_engine: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_loaded")
-def test_a_list_that_others_could_write_trusts_nothing(copied_engine: Path) -> None:
-    path = trusted_engines.cache_dir() / "trusted-engines.json"
+def test_a_list_that_others_could_write_trusts_nothing(copied_engine: Path, _own_trust_list: Path) -> None:
+    path = _own_trust_list / "trusted-engines.json"
     path.chmod(0o666)
     try:
         with pytest.raises(Refused, match="--trust-engine"):

@@ -120,14 +120,13 @@ def test_forms_agree_bit_for_bit(ops: Any, num_bits: int, activations: int) -> N
         assert torch.equal(result[0], results[0][0]) and torch.equal(result[1], results[0][1])
 
 
-@pytest.mark.parametrize("activations", [0, 1, 2])
-@pytest.mark.parametrize("num_bits", [4, 8, 16])
+@pytest.mark.parametrize(
+    ("num_bits", "activations"), [(4, 0), (4, 1), (4, 2), (8, 0), (8, 1), (8, 2), (16, 0), (16, 1)]
+)
 def test_a_row_does_not_depend_on_the_others(
     form: Any, two_threads: None, num_bits: int, activations: int
 ) -> None:
     """One row, any chunk, any order: the same bits."""
-    if num_bits == 16 and activations == 2:
-        pytest.skip("dense weights take no int8 activations")
     torch.manual_seed(7)
     in_features, out_features = 576, 77
     x = torch.randn(45, in_features)

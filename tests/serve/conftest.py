@@ -16,15 +16,16 @@ import httpx
 import openai
 import pytest
 import torch
+from rich.console import Console
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
 from bitsmith.core.progress import Reporter
 from bitsmith.core.sampling import SamplingParams
 from bitsmith.core.tokenizer import load_tokenizer
 from bitsmith.serve.request import Request, Vocabulary
 from bitsmith.serve.serve_settings import RuntimeSettings, ServeSettings
 from bitsmith.serve.server import EngineServer
-from rich.console import Console
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 if TYPE_CHECKING:
     from tests.serve.fake_model import FakeModel

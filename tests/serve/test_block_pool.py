@@ -1,6 +1,10 @@
 """The block pool: exact ids, exact free-list order, content index; and laws under any sequence of calls."""
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from bitsmith.serve.block_pool import (
     ROOT_HASH,
     BlockHash,
@@ -10,9 +14,6 @@ from bitsmith.serve.block_pool import (
     IntegrityError,
     hash_block_tokens,
 )
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 A, B, C = (1,) * 16, (2,) * 16, (3,) * 16
 

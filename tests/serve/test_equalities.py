@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
 from bitsmith.serve.engine_loop import EngineLoop
 from bitsmith.serve.engine_setup import RuntimeLimits, build_engine_loop, resolve_limits
 from bitsmith.serve.request import Request

@@ -5,12 +5,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from scipy.stats import chisquare
+
 from bitsmith.core.sampling import SamplingParams
 from bitsmith.serve.rejection_sampler import RejectionSampler
 from bitsmith.serve.request import Request, Vocabulary
 from bitsmith.serve.sampler import Sampler, adjust_logits, draw, keyed_uniform, target_probs
 from bitsmith.serve.token_logprobs import LOGPROB_FLOOR, compute_logprobs
-from scipy.stats import chisquare
 
 MakeRequest = Callable[..., Request]
 ROW = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -2.0])

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+
 from bitsmith.serve.block_pool import BlockPool, IntegrityError
 from bitsmith.serve.kv_cache_manager import KVCacheManager
 from bitsmith.serve.request import Request, RequestStatus, Vocabulary

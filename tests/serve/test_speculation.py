@@ -4,13 +4,14 @@ import doctest
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from bitsmith.serve import ngram_proposer
 from bitsmith.serve.ngram_proposer import NgramProposer, find_continuation
 from bitsmith.serve.request import Request
 from bitsmith.serve.scheduled_step import RequestOutput, ScheduledRequest, ScheduledStep, StepOutput
 from bitsmith.serve.speculation import AdaptiveSpeculator, SpeculationLimits
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def test_examples_in_the_module_hold() -> None:

@@ -4,6 +4,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
 from bitsmith.core.sampling import SamplingParams
 from bitsmith.serve.detokenizer import Detokenizer
 from bitsmith.serve.request import TokenLogprob
@@ -11,9 +15,6 @@ from bitsmith.serve.scheduled_step import RequestProgress
 from bitsmith.serve.stop_checker import StopChecker
 from bitsmith.serve.text_collector import TextCollector, TextDelta
 from bitsmith.serve.token_bytes import TokenBytes, load_vocabulary
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
 
 Encode = Callable[[str | bytes], list[int]]
 
