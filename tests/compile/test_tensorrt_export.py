@@ -333,7 +333,7 @@ def cases(draw: st.DrawFn) -> tuple[dict[str, Any], SourceScheme, ExportSettings
     return config, scheme, ExportSettings(tp_size=tp_size, pp_size=pp_size)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), st.booleans())
 def test_export_turned_back_is_the_source(
     case: tuple[dict[str, Any], SourceScheme, ExportSettings], is_shared: bool
