@@ -12,7 +12,8 @@ from bitsmith.quantize.weight_source import WeightSource
 
 KVScale = Literal["calibrated", "ones"]
 
-_VNNI_FLAGS = frozenset({"avx512_vnni", "avx_vnni"})
+# What the vectorised form of the int8 product needs; VNNI is not a condition (docs/adr/0005).
+_INT8_FLAGS = frozenset({"avx2", "fma", "f16c"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class KVCacheChoice:
 
 
 def resolve_activations(requested: Literal["auto"] | Activations, *, is_quantized: bool) -> Activations:
-    """auto: for quantized weights int8 where the processor multiplies int8 directly, else bf16."""
+    """auto: for quantized weights int8 where its product is vectorised, else bf16."""
     if requested == "int8" and not is_quantized:
         raise Refused(
             "--activations int8 needs quantized weights, and this checkpoint has none. "
@@ -33,7 +34,7 @@ def resolve_activations(requested: Literal["auto"] | Activations, *, is_quantize
         )
     if requested != "auto":
         return requested
-    return "int8" if is_quantized and cpu_flags() & _VNNI_FLAGS else "bf16"
+    return "int8" if is_quantized and cpu_flags() >= _INT8_FLAGS else "bf16"
 
 
 def resolve_kv_cache(

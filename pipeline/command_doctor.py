@@ -7,12 +7,12 @@ import platform
 import shutil
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Literal
 
 from bitsmith.core.cache import cache_dir
 from bitsmith.core.progress import Reporter
 from bitsmith.core.versions import TESTED_TORCH
+from bitsmith.ops.isa import cpu_flags
 from bitsmith.pipeline.command_result import CommandResult
 
 Status = Literal["ok", "note", "missing"]
@@ -57,16 +57,6 @@ def _processor() -> Finding:
     if "avx2" in present:
         return Finding("processor", "ok", found)
     return Finding("processor", "note", found, "the native engine falls back to its portable operators: slow")
-
-
-def cpu_flags() -> frozenset[str]:
-    """Instruction-set flags of the first processor, as the kernel lists them; empty where it does not."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
-            line = next((line for line in file if line.startswith("flags")), "")
-    except OSError:
-        return frozenset()
-    return frozenset(line.partition(":")[2].split())
 
 
 def _memory() -> Finding:

@@ -28,7 +28,9 @@ def test_auto_follows_the_checkpoint(
     assert _plan(make_quantized(4), tmp_path).kv.kv_cache == "bf16"
 
 
-@pytest.mark.parametrize(("flags", "expected"), [({"avx2"}, "bf16"), ({"avx2", "avx512_vnni"}, "int8")])
+@pytest.mark.parametrize(
+    ("flags", "expected"), [({"sse4_2", "fma"}, "bf16"), ({"avx2", "fma", "f16c"}, "int8")]
+)
 def test_auto_activations_of_quantized_weights_follow_the_processor(
     flags: set[str],
     expected: str,
