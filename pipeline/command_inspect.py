@@ -5,6 +5,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+from bitsmith.compile.tensorrt_inspect import check_against
+from bitsmith.core.errors import EXIT_DONE, EXIT_REFUSED, Refused
 from bitsmith.core.manifest import Manifest, read_manifest, verify_files
 from bitsmith.core.progress import Reporter
 from bitsmith.pipeline.command_result import CommandResult
@@ -13,9 +15,19 @@ from bitsmith.pipeline.command_result import CommandResult
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path, help="a checkpoint, an engine or a report")
     parser.add_argument("--verify", action="store_true", help="compare every file with its SHA-256")
+    parser.add_argument(
+        "--against",
+        metavar="TARGET[=VERSION]",
+        help="check any checkpoint against what tensorrt-llm or tensorrt-llm-pytorch accepts",
+    )
+    parser.add_argument("--source", type=Path, metavar="MODEL", help="with --against: compare numbers too")
 
 
 def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
+    if args.against is not None:
+        return _check_against(args, reporter)
+    if args.source is not None:
+        raise Refused("--source applies to --against, which is not given.")
     manifest = read_manifest(args.directory)
     if args.verify:
         verify_files(args.directory, manifest)
@@ -30,6 +42,16 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
         "verified": args.verify,
     }
     return CommandResult(document)
+
+
+def _check_against(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
+    """A foreign checkpoint has no manifest, so that none is read unless --verify asks for it."""
+    if args.verify:
+        verify_files(args.directory, read_manifest(args.directory))
+    report = check_against(args.directory, args.against, args.source)
+    for line in report.lines():
+        reporter.say(line)
+    return CommandResult(report.to_json(), EXIT_DONE if report.is_accepted else EXIT_REFUSED)
 
 
 def _describe(manifest: Manifest, directory: Path, size_bytes: int) -> list[str]:
