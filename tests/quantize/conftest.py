@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from bitsmith.core.model_ref import ModelSource
 from bitsmith.core.progress import Reporter
 from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
-from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize import job as job_module
+from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.job import QuantizeJob
 from bitsmith.quantize.reread import check_digests, dequantized_digests
 
