@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -35,12 +36,12 @@ class LogitComparison:
     def add(self, reference: Tensor, candidate: Tensor) -> None:
         """reference, candidate: [rows, vocab_size] fp32."""
         assert reference.shape == candidate.shape, (reference.shape, candidate.shape)
-        difference = (candidate - reference).double()
+        difference = candidate - reference
         self._max_difference = _larger(self._max_difference, float(difference.abs().max()))
         self._max_reference = _larger(self._max_reference, float(reference.abs().max()))
-        self._sum_squares += float(difference.square().sum())
-        log_p, log_q = reference.double().log_softmax(-1), candidate.double().log_softmax(-1)
-        self._sum_kl += float((log_p.exp() * (log_p - log_q)).sum())
+        self._sum_squares += float(difference.square().sum(dtype=torch.float64))
+        log_p, log_q = reference.log_softmax(-1), candidate.log_softmax(-1)
+        self._sum_kl += float((log_p.exp() * (log_p - log_q)).sum(dtype=torch.float64))
         self._num_agreeing += int((reference.argmax(-1) == candidate.argmax(-1)).sum())
         self._num_rows += len(reference)
         self._num_values += reference.numel()

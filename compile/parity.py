@@ -29,7 +29,7 @@ from bitsmith.core.tokenizer import load_tokenizer
 from bitsmith.quantize.weight_source import WeightSource
 
 _NUM_WINDOWS = 4
-_SEQ_LEN = 256
+_SEQ_LEN = 128
 _REFERENCE_BYTES = 512 << 20  # fp32 logits of all windows
 _SEED = 0
 

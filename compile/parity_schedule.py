@@ -15,7 +15,7 @@ from bitsmith.compile.batch import RequestStep, build_model_input, num_blocks_fo
 from bitsmith.compile.engine import Engine
 from bitsmith.compile.limits import EngineLimits
 
-_NUM_DECODED = 32
+_NUM_DECODED = 16
 _NUM_MIXED = 3
 
 

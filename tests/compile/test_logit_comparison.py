@@ -28,10 +28,10 @@ def test_known_values_over_two_additions() -> None:
     comparison.add(torch.tensor([[0.0, -2.0]]), torch.tensor([[0.0, -2.0]]))
     result = comparison.result()
     kl = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
-    assert result.kl_mean == pytest.approx(kl / 2, rel=1e-6)
-    assert result.max_relative == pytest.approx((half - math.log(0.25)) / 2.0, rel=1e-6)
+    assert result.kl_mean == pytest.approx(kl / 2, rel=1e-5)
+    assert result.max_relative == pytest.approx((half - math.log(0.25)) / 2.0, rel=1e-5)
     differences = [math.log(0.25) - half, math.log(0.75) - half, 0.0, 0.0]
-    assert result.rms == pytest.approx(math.sqrt(sum(d * d for d in differences) / 4), rel=1e-6)
+    assert result.rms == pytest.approx(math.sqrt(sum(d * d for d in differences) / 4), rel=1e-5)
     assert result.top1_agreement == 0.5
 
 
