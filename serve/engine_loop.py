@@ -1,5 +1,6 @@
 """The loop's body: schedule, execute, update. Knows neither text nor processes."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -71,8 +72,9 @@ class EngineLoop:
     def step(self) -> list[RequestProgress]:
         self._speculator.propose(self._scheduler.running)
         step = self._scheduler.schedule()
+        start = time.perf_counter()
         output = self._runner.execute(step)
-        self._speculator.observe(step, output)
+        self._speculator.observe(step, output, time.perf_counter() - start)
         self._num_steps += 1
         self._num_scheduled_tokens += step.num_tokens
         return self._scheduler.update(step, output)

@@ -13,6 +13,7 @@ from bitsmith.serve.ngram_proposer import NgramProposer
 from bitsmith.serve.scheduler import Scheduler, SchedulerLimits
 from bitsmith.serve.serve_settings import RuntimeSettings
 from bitsmith.serve.speculation import AdaptiveSpeculator, SpeculationLimits, Speculator
+from bitsmith.serve.step_cost import StepCost
 
 _KV_MEMORY_FRAC = 0.4  # of what is available; the rest is for activations, logits and other work
 # A step is as long as its tokens make it, and every stream waits for it: beyond this many, the products of a
@@ -95,5 +96,5 @@ def build_engine_loop(model: StepModel, settings: RuntimeSettings, limits: Runti
     speculator: Speculator | None = None
     if settings.speculate == "ngram":
         speculation_limits = SpeculationLimits(num_speculative_tokens=settings.num_speculative_tokens)
-        speculator = AdaptiveSpeculator(NgramProposer(), speculation_limits)
+        speculator = AdaptiveSpeculator(NgramProposer(), speculation_limits, StepCost())
     return EngineLoop(Scheduler(scheduler_limits, kv_cache), model, limits.num_kv_blocks, speculator)

@@ -85,7 +85,7 @@ class ServerMetrics:
         yield "output_tokens_total", "counter", "Tokens generated.", self.num_output_tokens
 
 
-def _engine_values(stats: EngineStats, *, is_ready: bool) -> Iterator[tuple[str, str, str, int]]:
+def _engine_values(stats: EngineStats, *, is_ready: bool) -> Iterator[tuple[str, str, str, float]]:
     spec = stats.speculation
     yield "ready", "gauge", "1 when requests can be served.", int(is_ready)
     yield "requests_running", "gauge", "Requests in the batch.", stats.num_running
@@ -101,9 +101,10 @@ def _engine_values(stats: EngineStats, *, is_ready: bool) -> Iterator[tuple[str,
     yield (
         "spec_tokens_allowed",
         "gauge",
-        "Draft tokens for each request at the present batch size; 0 means switched off.",
+        "Draft tokens of an ordinary request at the present batch size; 0 means switched off.",
         spec.num_speculative_tokens,
     )
+    yield "spec_row_cost_ratio", "gauge", "Measured cost of a token in a step / empty step.", spec.row_cost
     yield "spec_suspended_requests", "gauge", "Requests whose drafts were mostly wrong.", spec.num_suspended
 
 
