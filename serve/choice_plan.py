@@ -53,7 +53,7 @@ class ChoicePlanner:
         sampling = self._sampling(body)
         choices = []
         for prompt_index, prompt in enumerate(prompts):
-            max_output_tokens = self._fit(prompt, limit)
+            max_output_tokens = self._fit(body, prompt, limit)
             for number in range(body.n):
                 request = AddRequest(
                     request_id=uuid.uuid4().hex,
@@ -83,9 +83,9 @@ class ChoicePlanner:
                 "length of this server.",
             )
 
-    def _fit(self, prompt: Sequence[int], limit: _OutputLimit) -> int:
+    def _fit(self, body: GenerationBody, prompt: Sequence[int], limit: _OutputLimit) -> int:
         """Tokens that may be generated: the limit, or less where the context ends first (reason "length")."""
-        field = "messages" if limit.field == "max_completion_tokens" else "prompt"
+        field = "messages" if isinstance(body, ChatCompletionBody) else "prompt"
         if not prompt:
             raise bad_field(field, "it has no tokens.")
         if max(prompt) >= self._vocabulary.num_token_ids:

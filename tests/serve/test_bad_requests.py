@@ -79,6 +79,7 @@ BAD_CHATS: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": [{"type": "function"}]}),
     ("response_format", {"response_format": {"type": "json_schema", "json_schema": {}}}),
     ("messages", {"messages": []}),
+    ("messages", {"messages": [{"role": "user", "content": "x" * 600}], "max_tokens": 5}),
     ("messages", {"messages": [{"role": "user"}]}),
     ("messages", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
     ("top_logprobs", {"top_logprobs": 2}),
