@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bitsmith.compile.decoder import Decoder
-from bitsmith.compile.decoder_plan import DecoderPlan
+from bitsmith.compile.decoder_plan import Activations, DecoderPlan
 from bitsmith.compile.engine import Engine
 from bitsmith.compile.logit_comparison import LogitComparison, LogitDifference
 from bitsmith.compile.parity_schedule import Step, decode_steps, mixed_steps, prefill_steps, run_steps
@@ -69,20 +69,29 @@ class ParityRecord:
         return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
 
 
+# Mean KL in nats/token, about three times what was measured on the demo model (SmolLM2-135M, AVX2, 1024
+# positions of the built-in text), since other models and processors differ; an engine that is wrong, and
+# not only imprecise, is off by whole nats.
+_ACTIVATION_LIMITS: dict[Activations, tuple[float, str]] = {
+    "fp32": (1e-3, "weights or cache rounded to bf16 are allowed what bf16 arithmetic is"),
+    "bf16": (1e-3, "bf16 activations and cache measured 1.4e-4"),
+    "int8": (1.5e-2, "int8 activations over a bf16 cache measured 4.4e-3 with 4-bit weights"),
+}
+_FP8_KV_LIMIT = (3e-2, "an fp8 cache added 1.0e-2")
+
+
 def parity_limit(plan: DecoderPlan) -> ParityLimit:
-    """The limit for this arithmetic."""
-    activations = {spec.activations for specs in plan.linears.values() for spec in specs}
-    if activations == {"fp32"} and plan.kv_cache == "fp32":
+    """The limit for this arithmetic: activations' part and, where the cache is fp8, the cache's part."""
+    used = {spec.activations for specs in plan.linears.values() for spec in specs}
+    if used == {"fp32"} and plan.kv_cache == "fp32":
         return ParityLimit(
             "max_relative", 1e-4, "both compute in fp32 and differ only in the order of summation"
         )
-    return _MEAN_KL_LIMITS["fp8" if plan.kv_cache == "fp8" else "bf16"]
-
-
-_MEAN_KL_LIMITS = {
-    "bf16": ParityLimit("kl_mean", 0.02, "to be settled"),
-    "fp8": ParityLimit("kl_mean", 0.05, "to be settled"),
-}
+    coarsest = next(name for name in ("int8", "bf16", "fp32") if name in used)
+    limit, reason = _ACTIVATION_LIMITS[coarsest]
+    if plan.kv_cache == "fp8":
+        limit, reason = limit + _FP8_KV_LIMIT[0], f"{reason}; {_FP8_KV_LIMIT[1]}"
+    return ParityLimit("kl_mean", limit, f"{reason} on the demo model, with a threefold margin")
 
 
 def measure_parity(engine: Engine, directory: Path, source: WeightSource) -> ParityRecord:

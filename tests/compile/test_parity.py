@@ -111,7 +111,7 @@ def test_beyond_the_limit_no_engine_is_finished(
 
     monkeypatch.setattr("bitsmith.compile.job.compile_package", copy_package)
     monkeypatch.setattr(
-        "bitsmith.compile.parity.parity_limit", lambda plan: ParityLimit("kl_mean", 0.0, "none is")
+        "bitsmith.compile.parity.parity_limit", lambda plan: ParityLimit("rms", 0.0, "none is")
     )
     job = dataclasses.replace(dense_job, out=tmp_path / "engine")
     with pytest.raises(WorkFailed, match="differs too much"):
@@ -122,7 +122,17 @@ def test_beyond_the_limit_no_engine_is_finished(
 
 def test_limits_follow_the_arithmetic(make_quantized: ModelMaker, eager_engine: EngineMaker) -> None:
     path = make_quantized(4, kv_scales=(0.02, 0.01))
-    bf16 = parity_limit(eager_engine(path, activations="bf16", kv_cache="bf16").plan)
-    fp8 = parity_limit(eager_engine(path, activations="bf16", kv_cache="fp8").plan)
-    assert (bf16.metric, fp8.metric) == ("kl_mean", "kl_mean")
-    assert bf16.limit < fp8.limit
+
+    def limit(activations: str, kv_cache: str) -> ParityLimit:
+        return parity_limit(eager_engine(path, activations=activations, kv_cache=kv_cache).plan)
+
+    assert limit("fp32", "fp32").metric == "max_relative"
+    kl_limits = [
+        limit("bf16", "bf16"),
+        limit("int8", "bf16"),
+        limit("bf16", "fp8"),
+        limit("int8", "fp8"),
+    ]
+    assert {entry.metric for entry in kl_limits} == {"kl_mean"}
+    assert [entry.limit for entry in kl_limits] == pytest.approx([1e-3, 1.5e-2, 3.1e-2, 4.5e-2])
+    assert all("measured" in entry.reason for entry in kl_limits)
