@@ -15,7 +15,7 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@command -v c++ >/dev/null || { echo "A C++ compiler is needed: install g++ (Debian: apt-get install g++)."; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: install
