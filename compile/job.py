@@ -139,5 +139,5 @@ def _say_parity(record: ParityRecord, reporter: Reporter) -> None:
     if not record.is_within_limit:
         raise WorkFailed(
             f"The engine differs too much from its reference: {limit.metric} is {record.decisive:.3e}, "
-            f"the limit is {limit.limit:.0e} ({limit.reason}). The engine was not finished."
+            f"the limit is {limit.limit:.3g} ({limit.reason}). The engine was not finished."
         )

@@ -19,6 +19,7 @@ from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import WeightSource
 
 Weight = QuantizedWeight | Tensor
+_MAX_INT8_GROUP_SIZE = 128  # the widest that is compiled as the checkpoint has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,8 @@ def _pack_part(
 ) -> LinearSpec:
     """Pack one product's weight into `tensors`; returns its shape and arithmetic."""
     if isinstance(weight, QuantizedWeight):
+        if activations == "int8":
+            weight = _split_for_int8(weight)
         packed = pack_quantized(
             weight.values, weight.scale, weight.zero_point, weight.group_size, weight.num_bits
         )
@@ -186,6 +189,15 @@ def _pack_part(
     arithmetic: Activations = "bf16" if activations == "int8" else activations
     num_rows, num_columns = dense.shape
     return LinearSpec(num_columns, num_rows, dense.dtype.itemsize * 8, 0, arithmetic, has_bias, False)
+
+
+def _split_for_int8(weight: QuantizedWeight) -> QuantizedWeight:
+    """Smaller groups where they are wide: int8 activations have one scale per token and *weight group*,
+    and over a whole row one outlier takes the range from all other columns."""
+    if weight.group_size <= _MAX_INT8_GROUP_SIZE:
+        return weight
+    sizes = (size for size in (64, 32, 16, 8) if weight.group_size % size == 0)
+    return weight.with_group_size(next(sizes, weight.group_size))
 
 
 def _dense(tensor: Tensor, activations: Activations) -> Tensor:

@@ -60,6 +60,16 @@ class QuantizedWeight:
         grouped *= self.scale.float().unsqueeze(2)
         return grouped.flatten(1)
 
+    def with_group_size(self, group_size: int) -> "QuantizedWeight":
+        """The same real weights in smaller groups, each with the scale of the group that it was part of."""
+        assert self.group_size % group_size == 0, (self.group_size, group_size)
+        num_parts = self.group_size // group_size
+        zero_point = self.zero_point
+        if zero_point is not None:
+            zero_point = zero_point.repeat_interleave(num_parts, dim=1)
+        scale = self.scale.repeat_interleave(num_parts, dim=1)
+        return QuantizedWeight(self.values, scale, zero_point, self.num_bits, group_size)
+
 
 def tensor_sha256(tensor: Tensor) -> str:
     """Of the values as they lie in memory."""

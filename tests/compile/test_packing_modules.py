@@ -8,8 +8,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bitsmith.compile.decoder_config import read_decoder_config
-from bitsmith.compile.packing import check_names, expected_names, num_modules, pack_modules
+from bitsmith.compile.packing import (
+    _pack_part,
+    check_names,
+    expected_names,
+    num_modules,
+    pack_modules,
+)
 from bitsmith.core.errors import Refused
+from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import open_weights
 
 ModelMaker = Callable[..., Path]
@@ -68,3 +75,16 @@ def test_weights_keep_bf16_and_are_rounded_only_where_asked(make_model: ModelMak
     assert num_bits(torch.bfloat16, "fp32") == {16}
     assert num_bits(torch.float32, "fp32") == {32}
     assert num_bits(torch.float32, "bf16") == {16}
+
+
+@pytest.mark.parametrize(("group_size", "packed_size"), [(128, 128), (192, 64), (576, 64), (72, 72)])
+def test_wide_groups_are_split_for_int8_activations_and_only_for_them(
+    group_size: int, packed_size: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(-8, 8, (16, group_size * 2), generator=generator, dtype=torch.int8)
+    scale = torch.rand(16, 2, generator=generator) + 0.1
+    weight = QuantizedWeight(values, scale, None, 4, group_size)
+    assert _pack_part("part", weight, "int8", False, {}).group_size == packed_size
+    assert _pack_part("part", weight, "bf16", False, {}).group_size == group_size
+    assert torch.equal(weight.with_group_size(8).dequantize(), weight.dequantize())
