@@ -58,6 +58,5 @@ def open_contender(source: ContenderSource, *, generates: bool, trust_engine: bo
         return Contender(reference, digest, tokenizer, reference_generator, title=source.title)
     engine = Engine.load(path, trust=trust_engine)
     generator = EngineGenerator(engine, tokenizer, engine.tokenizer_path) if generates else None
-    return Contender(
-        EngineLogitsModel(engine), digest, tokenizer, generator, {"arithmetic": engine.arithmetic}
-    )
+    facts = {"arithmetic": engine.arithmetic}
+    return Contender(EngineLogitsModel(engine), digest, tokenizer, generator, facts, source.title)
