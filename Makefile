@@ -8,6 +8,9 @@ INSTALLED := $(VENV)/.installed
 STAGES := core quantize compile ops evaluate serve pipeline
 TYPES := build/types/bitsmith
 
+# Byte code is written by the first run, for the modules that are used: pip would compile every file of every package.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo test lint types clean
 
 install: $(INSTALLED)
