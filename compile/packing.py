@@ -15,6 +15,7 @@ from bitsmith.compile.decoder_config import DecoderConfig
 from bitsmith.compile.decoder_plan import Activations, LinearSpec
 from bitsmith.core.errors import Refused
 from bitsmith.ops.packing import pack_dense, pack_quantized
+from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import WeightSource
 
@@ -146,7 +147,7 @@ def _norm_weight(source: WeightSource, config: DecoderConfig, name: str) -> Tens
 
 
 def _pack_linear(source: WeightSource, names: _LinearNames, activations: Activations) -> PackedModule:
-    weights = [source.linear(module) for module in names.sources]
+    weights = [_packable(source.linear(module)) for module in names.sources]
     biases = [source.tensor(f"{module}.bias").float() for module in names.sources if names.has_bias]
     fused = _fuse_rows(weights)
     if fused is not None:
@@ -159,6 +160,11 @@ def _pack_linear(source: WeightSource, names: _LinearNames, activations: Activat
         if names.has_bias:
             tensors[f"{part}.bias"] = biases[index]
     return PackedModule(names.name, tensors, tuple(specs))
+
+
+def _packable(weight: Weight | Fp8Weight) -> Weight:
+    assert not isinstance(weight, Fp8Weight), "the plan refuses FP8"
+    return weight
 
 
 def _pack_part(

@@ -6,34 +6,45 @@ from typing import Literal
 
 from bitsmith.core.errors import Refused
 
-Method = Literal["rtn", "gptq"]
+Method = Literal["rtn", "gptq", "fp8"]
 KVCacheScheme = Literal["none", "fp8"]
+ActivationScale = Literal["tensor", "token"]
 
 _WEIGHT_ONLY = re.compile(r"^w(?P<bits>[48])a16-(?P<method>rtn|gptq)$")
-SCHEME_NAMES = ("w4a16-gptq", "w4a16-rtn", "w8a16-gptq", "w8a16-rtn", "none")
+# Schemes that quantize activations too: how far one of their scales reaches.
+_ACTIVATION_SCALES: dict[str, ActivationScale] = {"w8a8-fp8": "tensor", "w8a8-fp8-dynamic": "token"}
+SCHEME_NAMES = ("w4a16-gptq", "w4a16-rtn", "w8a16-gptq", "w8a16-rtn", *_ACTIVATION_SCALES, "none")
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationScheme:
     """A scheme as the user asked for it; `quantize` resolves "auto" into a new one.
 
-    num_bits: weight bits, 16 for the scheme `none`. group_size: columns per scale, "auto", or "channel"
-    for one scale per output channel. kv_cache: the KV-cache type for which scales are calibrated.
+    num_bits: weight bits, 16 for the scheme `none`. group_size: columns per scale, "auto", "channel" for
+    one scale per output channel, or "tensor" (only resolved, for FP8). kv_cache: the KV-cache type for
+    which scales are calibrated.
     """
 
     name: str
     num_bits: int
     method: Method | None
-    group_size: int | Literal["auto", "channel"] = "auto"
+    group_size: int | Literal["auto", "channel", "tensor"] = "auto"
     symmetric: bool = True
     act_order: bool = False
     kv_cache: KVCacheScheme = "none"
+
+    @property
+    def activation_scale(self) -> ActivationScale | None:
+        """tensor: one static scale, from calibration. token: chosen at run time. None: not quantized."""
+        return _ACTIVATION_SCALES.get(self.name)
 
 
 def parse_scheme_name(name: str) -> tuple[int, Method | None]:
     """(weight bits, method) of a scheme's name. Raises Refused listing the valid names."""
     if name == "none":
         return 16, None
+    if name in _ACTIVATION_SCALES:
+        return 8, "fp8"
     match = _WEIGHT_ONLY.match(name)
     if match is None:
         raise Refused(f"Unknown scheme {name!r}. Valid schemes: {', '.join(SCHEME_NAMES)}.")

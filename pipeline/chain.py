@@ -32,6 +32,7 @@ from bitsmith.pipeline.command_evaluate import finished_or_evaluated
 from bitsmith.pipeline.command_quantize import finished_or_quantized, say_plan
 from bitsmith.pipeline.contenders import ContenderSource
 from bitsmith.pipeline.decode_speed import check_context, measure_decode_speed
+from bitsmith.pipeline.scheme_text import describe_scheme
 from bitsmith.pipeline.serve_check import ask_served_engine
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize
@@ -50,10 +51,7 @@ class ChainPlan:
 
     @property
     def engine_title(self) -> str:
-        scheme = self.quantize_plan.scheme
-        grid = "symmetric" if scheme.symmetric else "asymmetric"
-        details = "" if scheme.method is None else f", group size {scheme.group_size}, {grid}"
-        return f"{self.source.name}, {scheme.name}{details}"
+        return f"{self.source.name}, {describe_scheme(self.quantize_plan.scheme)}"
 
     @property
     def engine_job(self) -> CompileJob:

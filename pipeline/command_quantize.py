@@ -11,6 +11,7 @@ from bitsmith.core.model_ref import resolve_model
 from bitsmith.core.progress import Reporter
 from bitsmith.core.scheme import SCHEME_NAMES, QuantizationScheme, parse_scheme_name
 from bitsmith.pipeline.command_result import CommandResult
+from bitsmith.pipeline.scheme_text import describe_scheme
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize, quantize_model
 
@@ -77,11 +78,9 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
 def say_plan(plan: QuantizePlan, reporter: Reporter) -> None:
     """What the settings came to, and what they will cost."""
     scheme, estimate = plan.scheme, plan.estimate
-    grid = "symmetric" if scheme.symmetric else "asymmetric"
     reporter.say(
-        f"scheme {scheme.name}, group size {scheme.group_size}, {grid}, act order {scheme.act_order}, "
-        f"KV cache {scheme.kv_cache}: {len(plan.selection.shapes)} modules, "
-        f"{len(plan.selection.unquantized)} left as they are"
+        f"scheme {describe_scheme(scheme)}, KV cache {scheme.kv_cache}: "
+        f"{len(plan.selection.shapes)} modules, {len(plan.selection.unquantized)} left as they are"
     )
     reporter.say(
         f"estimate: {estimate.seconds:.0f} s, {estimate.peak_memory_bytes / 2**30:.1f} GiB of memory, "

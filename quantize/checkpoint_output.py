@@ -10,6 +10,7 @@ from bitsmith.core.checkpoint_writer import CheckpointWriter
 from bitsmith.core.manifest import MANIFEST_NAME
 from bitsmith.core.model_files import resolve_inside
 from bitsmith.core.model_ref import CONVERSION_NAME
+from bitsmith.quantize.compressed_float import fp8_input_args, fp8_weight_args
 from bitsmith.quantize.compressed_tensors import quantization_config, weight_args
 from bitsmith.quantize.resume_state import ResumeState
 
@@ -56,13 +57,15 @@ def write_config(config: dict[str, Any], target: Path, plan: "QuantizePlan") -> 
     scheme = plan.scheme
     body = dict(config)
     if scheme.method is not None or scheme.kv_cache != "none":
-        assert scheme.group_size != "auto"
-        group_size = None if scheme.group_size == "channel" else scheme.group_size
-        weights = None
-        if scheme.method is not None:
+        group_size = scheme.group_size if isinstance(scheme.group_size, int) else None
+        weights = inputs = None
+        if scheme.activation_scale is not None:
+            weights = fp8_weight_args(scheme.activation_scale)
+            inputs = fp8_input_args(scheme.activation_scale)
+        elif scheme.method is not None:
             weights = weight_args(scheme.num_bits, group_size, scheme.symmetric, scheme.act_order)
         # The head is a linear module by class; it must be named even where it is tied and not stored.
-        body["quantization_config"] = quantization_config(weights, ["lm_head"], scheme.kv_cache)
+        body["quantization_config"] = quantization_config(weights, ["lm_head"], scheme.kv_cache, inputs)
     (target / "config.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The compressed-tensors `pack-quantized` format: tensor names, dtypes, `quantization_config`.
+"""The compressed-tensors format: packed integers (`pack-quantized`), and `quantization_config` of any.
 
 Names and layout are those that compressed-tensors 0.20 reads and writes, so that transformers, vLLM and
 others load what is written here. Not known here: where weights come from, which files they go to.
@@ -12,11 +12,13 @@ from torch import Tensor
 
 from bitsmith.core.errors import Refused
 from bitsmith.core.scheme import KVCacheScheme
+from bitsmith.quantize.compressed_float import FLOAT_FORMAT, FLOAT_SUFFIXES, declared_fp8, store_fp8
+from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.packing import PACKABLE_BITS, num_words, pack_int32, unpack_int32
 from bitsmith.quantize.weight import QuantizedWeight
 
 PACKED_FORMAT = "pack-quantized"
-_WEIGHT_SUFFIXES = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
+_WEIGHT_SUFFIXES = ("weight_packed", "weight_shape", "weight_zero_point", *FLOAT_SUFFIXES)
 _KV_SUFFIXES = ("self_attn.k_scale", "self_attn.v_scale")
 
 
@@ -32,6 +34,13 @@ def pack_weight(module_name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
         packed = pack_int32(weight.zero_point, weight.num_bits, dim=0)
         entries[f"{module_name}.weight_zero_point"] = packed
     return entries
+
+
+def store_weight(module_name: str, weight: QuantizedWeight | Fp8Weight) -> dict[str, Tensor]:
+    """State-dict entries of one quantized module, in the format of its kind."""
+    return (
+        store_fp8(module_name, weight) if isinstance(weight, Fp8Weight) else pack_weight(module_name, weight)
+    )
 
 
 def is_packed(module_name: str, names: Mapping[str, Any] | Sequence[str]) -> bool:
@@ -101,15 +110,24 @@ def weight_args(num_bits: int, group_size: int | None, symmetric: bool, act_orde
 
 
 def quantization_config(
-    weights: Mapping[str, Any] | None, ignore: Sequence[str], kv_cache: KVCacheScheme
+    weights: Mapping[str, Any] | None,
+    ignore: Sequence[str],
+    kv_cache: KVCacheScheme,
+    inputs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """`quantization_config` for config.json. weights None: the weights stay dense."""
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    """`quantization_config` for config.json. weights None: the weights stay dense. inputs: theirs."""
+    form = PACKED_FORMAT if inputs is None else FLOAT_FORMAT
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": inputs,
+        "output_activations": None,
+    }
     return {
         "quant_method": "compressed-tensors",
-        "format": "dense" if weights is None else PACKED_FORMAT,
+        "format": "dense" if weights is None else form,
         "quantization_status": "frozen" if weights is None else "compressed",
-        "config_groups": {} if weights is None else {"group_0": group | {"format": PACKED_FORMAT}},
+        "config_groups": {} if weights is None else {"group_0": group | {"format": form}},
         "ignore": list(ignore),
         "kv_cache_scheme": _kv_cache_args() if kv_cache == "fp8" else None,
         "global_compression_ratio": None,
@@ -132,7 +150,7 @@ def _kv_cache_args() -> dict[str, Any]:
 
 
 def declared_bits(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Weight widths that a checkpoint's config.json declares; () for a dense one.
+    """Widths of packed integer weights that a checkpoint's config.json declares; () for none.
 
     Raises Refused, naming what is not understood, for another method, format or kind of quantization.
     """
@@ -142,15 +160,23 @@ def declared_bits(config: Mapping[str, Any]) -> tuple[int, ...]:
     method = quantization.get("quant_method")
     if method != "compressed-tensors":
         raise Refused(f"The checkpoint is quantized with {method!r}; only 'compressed-tensors' can be read.")
-    groups = quantization.get("config_groups") or {}
-    return tuple(dict.fromkeys(_group_bits(name, group, quantization) for name, group in groups.items()))
+    declared_fp8(config)
+    packed = {
+        name: group
+        for name, group in (quantization.get("config_groups") or {}).items()
+        if (group.get("format") or quantization.get("format")) != FLOAT_FORMAT
+    }
+    return tuple(dict.fromkeys(_group_bits(name, group, quantization) for name, group in packed.items()))
 
 
 def _group_bits(name: str, group: Mapping[str, Any], quantization: Mapping[str, Any]) -> int:
     weights = group.get("weights") or {}
     format_name = group.get("format") or quantization.get("format")
     if format_name != PACKED_FORMAT:
-        raise Refused(f"Config group {name} has format {format_name!r}; only {PACKED_FORMAT!r} can be read.")
+        raise Refused(
+            f"Config group {name} has format {format_name!r}; "
+            f"{PACKED_FORMAT!r} and {FLOAT_FORMAT!r} can be read."
+        )
     if group.get("input_activations") or group.get("output_activations"):
         raise Refused(f"Config group {name} quantizes activations; only quantized weights can be read.")
     if weights.get("type") != "int" or weights.get("num_bits") not in PACKABLE_BITS:

@@ -112,8 +112,9 @@ def _measured_flops() -> float:
 
 def _packed_bytes(shape: tuple[int, int], scheme: QuantizationScheme, scale_bytes: int) -> int:
     rows, columns = shape
-    assert scheme.group_size != "auto"
-    groups = 1 if scheme.group_size == "channel" else columns // scheme.group_size
+    if scheme.method == "fp8":
+        return rows * columns + (rows if scheme.activation_scale == "token" else 2) * _FP32_BYTES
+    groups = columns // scheme.group_size if isinstance(scheme.group_size, int) else 1
     zero_points = 0 if scheme.symmetric else num_words(rows, scheme.num_bits) * groups * 4
     return rows * num_words(columns, scheme.num_bits) * 4 + rows * groups * scale_bytes + zero_points + 16
 

@@ -6,10 +6,9 @@ rotary embedding. stored = real / scale; the largest magnitude seen maps to the 
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
+from bitsmith.quantize.fp8_weight import FP8_MAX
 
 
 class KVObserver:

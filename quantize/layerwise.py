@@ -16,8 +16,9 @@ from bitsmith.core.errors import WorkFailed
 from bitsmith.core.manifest import Fallback
 from bitsmith.core.progress import Reporter
 from bitsmith.core.scheme import QuantizationScheme
-from bitsmith.quantize.compressed_tensors import kv_scale_names, pack_weight
+from bitsmith.quantize.compressed_tensors import kv_scale_names, store_weight
 from bitsmith.quantize.decoder_stack import DecoderStack, LayerCalls, cache_argument
+from bitsmith.quantize.fp8_stage import input_amax, quantize_by_fp8
 from bitsmith.quantize.hessian import HessianAccumulator
 from bitsmith.quantize.kv_scales import KVObserver
 from bitsmith.quantize.layer_runner import LayerRunner
@@ -130,10 +131,11 @@ class LayerwiseQuantizer:
         prefix = self._stack.layer_name(index)
         selected = [name for name in self._stack.linear_shapes(index) if f"{prefix}.{name}" in self._selected]
         done: set[str] = set()
-        if self._scheme.method == "gptq":
-            assert probe is not None, "GPTQ has calibration tokens"
+        if self._scheme.method == "gptq" or self._scheme.activation_scale == "tensor":
+            assert probe is not None, "there are calibration tokens"
+            by_inputs = self._gptq_stage if self._scheme.method == "gptq" else self._fp8_stage
             for stage in find_stages(layer, probe.hidden_states, probe.keywords[index], selected):
-                self._gptq_stage(prefix, layer, runner, stage, result)
+                by_inputs(prefix, layer, runner, stage, result)
                 done.update(stage.modules)
         for name in selected:
             if name in done:
@@ -142,8 +144,22 @@ class LayerwiseQuantizer:
                 reason = "the layer's forward never calls it"
                 result.fallbacks.append(Fallback(f"{prefix}.{name}", "gptq", "round to nearest", reason))
             weights = {f"{prefix}.{name}": _weight(layer, name)}
-            grid = self._grid(_weight(layer, name).shape[1])
-            self._install(prefix, layer, quantize_by_rtn(weights, grid), result)
+            self._install(prefix, layer, self._without_inputs(weights), result)
+
+    def _without_inputs(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
+        """weights: one module's."""
+        if self._scheme.activation_scale is not None:
+            return quantize_by_fp8(weights, self._scheme.activation_scale, 0.0)
+        (weight,) = weights.values()
+        return quantize_by_rtn(weights, self._grid(weight.shape[1]))
+
+    def _fp8_stage(
+        self, prefix: str, layer: nn.Module, runner: LayerRunner, stage: Stage, result: _LayerResult
+    ) -> None:
+        weights = {f"{prefix}.{name}": _weight(layer, name) for name in stage.modules}
+        amax = input_amax(runner.stage_inputs(stage))
+        self._install(prefix, layer, quantize_by_fp8(weights, "tensor", amax), result)
+        runner.finish_stage(stage)
 
     def _gptq_stage(
         self, prefix: str, layer: nn.Module, runner: LayerRunner, stage: Stage, result: _LayerResult
@@ -165,7 +181,7 @@ class LayerwiseQuantizer:
         """Put the quantized weights into the layer, and their packed form into the result."""
         for name, weight in quantized.weights.items():
             _weight(layer, name.removeprefix(f"{prefix}.")).copy_(weight.dequantize())
-            result.tensors |= pack_weight(name, weight)
+            result.tensors |= store_weight(name, weight)
         result.records += quantized.records
         result.fallbacks += quantized.fallbacks
 
@@ -185,7 +201,7 @@ class LayerwiseQuantizer:
     def _grid(self, num_columns: int) -> Grid:
         size = self._scheme.group_size
         assert size != "auto", "the plan resolves auto"
-        group_size = num_columns if size == "channel" else size
+        group_size = size if isinstance(size, int) else num_columns
         return Grid(self._scheme.num_bits, group_size, self._scheme.symmetric, self._scale_dtype)
 
 

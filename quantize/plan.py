@@ -83,7 +83,7 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
 
 
 def needs_calibration(scheme: QuantizationScheme) -> bool:
-    return scheme.method == "gptq" or scheme.kv_cache != "none"
+    return scheme.method == "gptq" or scheme.activation_scale == "tensor" or scheme.kv_cache != "none"
 
 
 def _check_scheme(scheme: QuantizationScheme) -> None:
@@ -94,6 +94,22 @@ def _check_scheme(scheme: QuantizationScheme) -> None:
     if method is None and (scheme.group_size != "auto" or not scheme.symmetric):
         raise Refused(
             "Scheme 'none' keeps weights as they are: group_size and asymmetric do not apply to it."
+        )
+    if method == "fp8":
+        _check_fp8(scheme)
+
+
+def _check_fp8(scheme: QuantizationScheme) -> None:
+    reach = "tensor" if scheme.activation_scale == "tensor" else "output channel"
+    if scheme.group_size != "auto":
+        raise Refused(
+            f"group_size is {scheme.group_size!r}; scheme {scheme.name!r} has one weight scale per {reach}. "
+            "Leave group_size out."
+        )
+    if not scheme.symmetric:
+        raise Refused(
+            f"symmetric is false; FP8 has no zero points, so scheme {scheme.name!r} cannot be asymmetric. "
+            "Leave it out."
         )
 
 

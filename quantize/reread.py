@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bitsmith.core.errors import WorkFailed
+from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.records import ModuleRecord
 from bitsmith.quantize.weight import QuantizedWeight, tensor_sha256
 from bitsmith.quantize.weight_source import open_weights
@@ -41,7 +42,7 @@ def dequantized_digests(checkpoint: Path) -> dict[str, str]:
     for name in source.names:
         module_name = name.removesuffix(".weight")
         weight = source.linear(module_name) if name.endswith(".weight") else None
-        if isinstance(weight, QuantizedWeight):
+        if isinstance(weight, QuantizedWeight | Fp8Weight):
             digests[module_name] = tensor_sha256(weight.dequantize())
     return digests
 

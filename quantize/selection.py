@@ -47,6 +47,8 @@ def resolve_group_size(
     """A scheme without "auto". Raises Refused when the group size does not divide every selected module."""
     if scheme.method is None:
         return replace(scheme, group_size="channel")
+    if scheme.activation_scale is not None:
+        return replace(scheme, group_size="tensor" if scheme.activation_scale == "tensor" else "channel")
     if scheme.group_size == "channel":
         return scheme
     widths = {columns for _, columns in shapes.values()}
@@ -57,6 +59,7 @@ def resolve_group_size(
             raise Refused(f"No automatic group size ({tried}) divides every module. {_what_fits(shapes)}")
         return replace(scheme, group_size=fitting[0])
     size = scheme.group_size
+    assert size != "tensor", "only FP8 has it"
     if size < _GROUP_MULTIPLE or size % _GROUP_MULTIPLE:
         raise Refused(f"group_size {size} is not a multiple of {_GROUP_MULTIPLE}. {_what_fits(shapes)}")
     failing = {name: shape for name, shape in shapes.items() if shape[1] % size}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bitsmith.core.manifest import Fallback
 from bitsmith.quantize.descent import descend
+from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.gptq import column_order, gptq_quantize
 from bitsmith.quantize.hessian import DAMPING_LADDER, HessianFactor, damped, factorize
 from bitsmith.quantize.qparams import Grid, as_quantized_weight, search_qparams
@@ -25,7 +26,7 @@ NUM_SWEEPS = 2  # of coordinate descent after GPTQ: most of the gain, about twic
 
 @dataclass(frozen=True, slots=True)
 class QuantizedStage:
-    weights: Mapping[str, QuantizedWeight]
+    weights: Mapping[str, QuantizedWeight | Fp8Weight]
     records: Sequence[ModuleRecord]
     fallbacks: Sequence[Fallback]
 

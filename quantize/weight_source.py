@@ -7,6 +7,8 @@ from torch import Tensor
 
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.errors import Refused
+from bitsmith.core.scheme import ActivationScale
+from bitsmith.quantize.compressed_float import declared_fp8, load_fp8
 from bitsmith.quantize.compressed_tensors import (
     declared_bits,
     declared_kv_cache,
@@ -15,6 +17,7 @@ from bitsmith.quantize.compressed_tensors import (
     kv_scale_names,
     unpack_weight,
 )
+from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.weight import QuantizedWeight
 
 
@@ -24,6 +27,7 @@ class WeightSource:
     def __init__(self, reader: CheckpointReader) -> None:
         self._reader = reader
         self._bits = declared_bits(reader.config)
+        self.fp8_activations: ActivationScale | None = declared_fp8(reader.config)
         self.kv_cache_type: Literal["none", "fp8"] = declared_kv_cache(reader.config)
         dense = (dense_name(name) for name in reader.names)
         self.names: tuple[str, ...] = tuple(name for name in dense if name is not None)
@@ -42,12 +46,14 @@ class WeightSource:
         """Whether there is a weight of this state-dict name after dequantization."""
         return name in self._name_set
 
-    def linear(self, module_name: str) -> QuantizedWeight | Tensor:
+    def linear(self, module_name: str) -> QuantizedWeight | Fp8Weight | Tensor:
         """The weight of a linear module: quantized if the checkpoint has it so, else as stored, [out, in]."""
         if is_packed(module_name, self._reader.names):
             return unpack_weight(
                 module_name, self._reader.tensor, lambda name: name in self._reader, self._bits
             )
+        if self.fp8_activations is not None and f"{module_name}.weight_scale" in self._reader:
+            return load_fp8(module_name, self.tensor, self.fp8_activations)
         return self.tensor(f"{module_name}.weight")
 
     def tensor(self, name: str) -> Tensor:
@@ -59,7 +65,7 @@ class WeightSource:
     def dequantized(self, name: str) -> Tensor:
         """A weight by its state-dict name: fp32 if it was quantized, else as stored."""
         weight = self.linear(name.removesuffix(".weight")) if name.endswith(".weight") else self.tensor(name)
-        return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+        return weight if isinstance(weight, Tensor) else weight.dequantize()
 
     def kv_scales(self, layer_index: int) -> tuple[float, float] | None:
         """(key scale, value scale) of a layer's cache: stored = real / scale. None: not in the checkpoint."""

@@ -107,7 +107,8 @@ def make_job(make_model: ModelMaker, text_file: Path, tmp_path: Path) -> JobMake
         calibration = {"source": str(text_file), "num_samples": 6, "seq_len": 32} | settings.pop(
             "calibration", {}
         )
-        scheme = make_scheme(name, **({"group_size": 32} if name != "none" else {}) | settings)
+        groups = {"group_size": 32} if "a16" in name else {}
+        scheme = make_scheme(name, **groups | settings)
         return QuantizeJob(
             ModelSource("tiny", model), scheme, CalibrationSettings(**calibration), out, resume
         )

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.quantize.decoder_stack import DecoderStack, cache_argument
-from bitsmith.quantize.kv_scales import FP8_MAX, KVObserver
+from bitsmith.quantize.fp8_weight import FP8_MAX
+from bitsmith.quantize.kv_scales import KVObserver
 from bitsmith.quantize.layer_runner import LayerRunner
 from bitsmith.quantize.layer_stages import Block, find_stages
 

@@ -1,0 +1,16 @@
+"""A resolved scheme in words: what a terminal shows and what titles a report."""
+
+from bitsmith.core.scheme import QuantizationScheme
+
+
+def describe_scheme(scheme: QuantizationScheme) -> str:
+    """The scheme's name and what its settings came to."""
+    if scheme.method is None:
+        return scheme.name
+    if scheme.method == "fp8":
+        weights = "tensor" if scheme.activation_scale == "tensor" else "output channel"
+        inputs = "a calibrated scale" if scheme.activation_scale == "tensor" else "a scale for each token"
+        return f"{scheme.name}, one weight scale per {weights}, inputs with {inputs}"
+    grid = "symmetric" if scheme.symmetric else "asymmetric"
+    order = ", act order" if scheme.act_order else ""
+    return f"{scheme.name}, group size {scheme.group_size}, {grid}{order}"
