@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitsmith.compile.engine import Engine
-from bitsmith.compile.job import CompileJob, compile_engine, plan_compile
+from bitsmith.compile.job import CompileJob, plan_compile
 from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import read_manifest
 from bitsmith.core.model_ref import ModelSource, resolve_model
@@ -32,6 +32,7 @@ from bitsmith.pipeline.command_evaluate import finished_or_evaluated
 from bitsmith.pipeline.command_quantize import finished_or_quantized, say_plan
 from bitsmith.pipeline.contenders import ContenderSource
 from bitsmith.pipeline.decode_speed import check_context, measure_decode_speed
+from bitsmith.pipeline.engine_pair import compile_pair
 from bitsmith.pipeline.scheme_text import describe_scheme
 from bitsmith.pipeline.serve_check import ask_served_engine
 from bitsmith.quantize.calibration import CalibrationSettings
@@ -99,8 +100,7 @@ def plan_chain(recipe: Recipe, root: Path, reporter: Reporter, *, accept_terms: 
 def run_chain(plan: ChainPlan, reporter: Reporter) -> tuple[ChainSummary, QualityReport]:
     """Run or reuse every stage, then measure what is asked of the finished engines."""
     finished_or_quantized(plan.quantize_job, plan.quantize_plan, reporter)
-    for job in (plan.engine_job, plan.baseline_job):
-        compile_engine(job, plan_compile(job), reporter)
+    compile_pair(plan.engine_job, plan.baseline_job, reporter)
     engine = ContenderSource(plan.engine_job.out, plan.engine_title)
     baseline = ContenderSource(plan.source.path, plan.source.name)
     report = finished_or_evaluated(plan.evaluate_plan, engine, baseline, reporter)
