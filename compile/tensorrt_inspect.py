@@ -11,6 +11,7 @@ from bitsmith.compile.tensorrt_release import (
 )
 from bitsmith.compile.tensorrt_unified_check import check_unified_checkpoint
 from bitsmith.core.errors import Refused
+from bitsmith.core.manifest import MANIFEST_NAME, read_manifest
 
 TARGETS = ("tensorrt-llm", "tensorrt-llm-pytorch")
 
@@ -29,7 +30,22 @@ def check_against(path: Path, against: str, source: Path | None = None) -> Check
     if target == "tensorrt-llm":
         release = require_engine_release(version)
         inner = path / "checkpoint"
+        if not inner.is_dir():
+            _refuse_other_artifacts(path)
         return check_engine_checkpoint(inner if inner.is_dir() else path, release, source)
     release = require_pytorch_release(version)
     inner = path / "model"
     return check_unified_checkpoint(inner if inner.is_dir() else path, release, source)
+
+
+def _refuse_other_artifacts(path: Path) -> None:
+    """One sentence for what is no TensorRT-LLM checkpoint at all, instead of a finding for every field."""
+    if not (path / MANIFEST_NAME).is_file():
+        return
+    kind = read_manifest(path).kind
+    if kind == "quantized-checkpoint":
+        raise Refused(
+            f"{path} is a Hugging Face checkpoint, not a TensorRT-LLM one. Export it first: "
+            f"bitsmith compile {path} --target tensorrt-llm --out DIR, then check DIR."
+        )
+    raise Refused(f"{path} is an artifact of kind {kind}; --against checks TensorRT-LLM checkpoints.")

@@ -52,6 +52,9 @@ class ArtifactSpec:
 
 
 def partial_path(path: Path) -> Path:
+    """The sibling that work goes to. Raises Refused where `path` has no name, as "" and "/" have none."""
+    if not path.name:
+        raise Refused(f"{str(path)!r} does not name a directory to write; give its name.")
     return path.with_name(path.name + ".partial")
 
 

@@ -55,6 +55,21 @@ def load_gate(
     return Gate(rules, places.source)
 
 
+def check_directions(gate: Gate, higher_is_better: Mapping[str, bool]) -> None:
+    """Refuse a rule that bounds a metric only on its good side: it would never catch a loss."""
+    for rule in gate.rules:
+        if rule.metric not in higher_is_better:
+            continue
+        wanted = "min" if higher_is_better[rule.metric] else "max"
+        given = rule.minimum if higher_is_better[rule.metric] else rule.maximum
+        if given is None:
+            better = "higher" if higher_is_better[rule.metric] else "lower"
+            raise Refused(
+                f"{gate.source}: {rule.metric} {rule.limit} catches no loss, since {better} is better. "
+                f"Give {wanted}."
+            )
+
+
 def _read(path: Path) -> tuple[Any, _Places]:
     try:
         text = path.read_text(encoding="utf-8")

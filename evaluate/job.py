@@ -21,7 +21,7 @@ from bitsmith.core.versions import result_versions
 from bitsmith.evaluate.contender import Contender, check_comparable
 from bitsmith.evaluate.encoding import TextEncoder
 from bitsmith.evaluate.gate import Gate
-from bitsmith.evaluate.gate_file import load_gate
+from bitsmith.evaluate.gate_file import check_directions, load_gate
 from bitsmith.evaluate.harness import load_tasks, sandboxed_templates
 from bitsmith.evaluate.measurement import MetricKind
 from bitsmith.evaluate.provenance import describe
@@ -81,7 +81,11 @@ def plan_evaluate(
     selection = select_tasks(job.tasks) if job.tasks is not None else None
     outlines = tuple(outline(file) for file in selection.files) if selection else ()
     kinds = metric_kinds(job.quick, outlines)
-    gate = None if job.gate is None else load_gate(job.gate, [kind.name for kind in kinds])
+    gate = None
+    if job.gate is not None:
+        directions = {kind.name: kind.higher_is_better for kind in kinds}
+        gate = load_gate(job.gate, directions)
+        check_directions(gate, directions)
     if selection is not None:
         with sandboxed_templates():
             load_tasks(selection)
@@ -145,7 +149,9 @@ def _run_suites(
 def regate(report_dir: Path, gate: Path | Mapping[str, Any]) -> QualityReport:
     """The report in a directory judged by another gate; nothing is measured and nothing is written."""
     report = read_report(report_dir)
-    return apply_gate(report, load_gate(gate, report.details["known_metrics"]))
+    loaded = load_gate(gate, report.details["known_metrics"])
+    check_directions(loaded, {metric.name: metric.higher_is_better for metric in report.metrics})
+    return apply_gate(report, loaded)
 
 
 def _resolved_config(plan: EvaluatePlan) -> dict[str, Any]:

@@ -35,6 +35,10 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
             f"--max-tokens {args.max_tokens} must be at least 1 and --temperature {args.temperature} "
             "between 0 and 100."
         )
+    try:
+        args.prompt.encode()
+    except UnicodeEncodeError:
+        raise Refused("--prompt is not valid UTF-8.") from None
     engine = Engine.load(args.engine, trust=args.trust_engine)
     tokenizer = load_tokenizer(engine.tokenizer_path)
     is_chat = bool(tokenizer.chat_template) and not args.raw
@@ -43,6 +47,12 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
         if is_chat
         else list(tokenizer(args.prompt).input_ids)
     )
+    longest = engine.limits.max_model_len
+    if len(prompt) + args.max_tokens > longest:
+        raise Refused(
+            f"--max-tokens {args.max_tokens} and a prompt of {len(prompt)} tokens come to more than the "
+            f"engine's context of {longest}. Ask for at most {max(0, longest - len(prompt))} tokens."
+        )
     settings = RuntimeSettings(max_num_seqs=1, speculate=args.speculate)
     generator = EngineGenerator(engine, tokenizer, engine.tokenizer_path, settings)
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from bitsmith.core.artifact import find_finished
-from bitsmith.core.manifest import Manifest
+from bitsmith.core.errors import Refused
+from bitsmith.core.manifest import MANIFEST_NAME, Manifest
 from bitsmith.core.model_ref import resolve_model
 from bitsmith.core.progress import Reporter
 from bitsmith.core.scheme import SCHEME_NAMES, QuantizationScheme, parse_scheme_name
 from bitsmith.pipeline.command_result import CommandResult
 from bitsmith.pipeline.scheme_text import describe_scheme
 from bitsmith.quantize.calibration import CalibrationSettings
-from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize, quantize_model
+from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize, quantize_model, say_calibration
+from bitsmith.quantize.plan import needs_calibration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,14 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = CalibrationSettings()
     parser.add_argument(
         "--calibration",
-        default=defaults.source,
         metavar="SOURCE",
         help="builtin (a fallback made from Python's own documentation; the default), FILE.jsonl, FILE.txt, "
         "or hf:DATASET",
     )
-    parser.add_argument("--num-samples", type=int, default=defaults.num_samples, help="calibration rows")
-    parser.add_argument("--seq-len", type=int, default=defaults.seq_len, help="tokens in a calibration row")
-    parser.add_argument("--seed", type=int, default=defaults.seed, help="chooses the calibration rows")
+    parser.add_argument("--num-samples", type=int, help=f"calibration rows (default {defaults.num_samples})")
+    parser.add_argument("--seq-len", type=int, help=f"tokens in a row (default {defaults.seq_len})")
+    parser.add_argument("--seed", type=int, help=f"chooses the calibration rows (default {defaults.seed})")
     parser.add_argument("--resume", action="store_true", help="go on with an unfinished run at --out")
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
     parser.add_argument("--accept-terms", action="store_true", help="accept a demo model's terms of use")
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
         act_order=args.act_order,
         kv_cache=args.kv_cache,
     )
-    calibration = CalibrationSettings(args.calibration, args.num_samples, args.seq_len, args.seed)
+    calibration = _calibration(args, scheme)
     source = resolve_model(args.model, reporter=reporter, accept_terms=args.accept_terms)
     job = QuantizeJob(source, scheme, calibration, args.out, resume=args.resume)
     plan = plan_quantize(job)
@@ -73,6 +74,23 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
         return CommandResult({"dry_run": True, "config": plan.config, "estimate": asdict(plan.estimate)})
     manifest = finished_or_quantized(job, plan, reporter)
     return CommandResult(quantized_document(args.out, manifest))
+
+
+def _calibration(args: argparse.Namespace, scheme: QuantizationScheme) -> CalibrationSettings:
+    """What was asked for, else the defaults. Asking is refused where nothing is calibrated."""
+    asked = {
+        "source": args.calibration,
+        "num_samples": args.num_samples,
+        "seq_len": args.seq_len,
+        "seed": args.seed,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    if given and not needs_calibration(scheme):
+        raise Refused(
+            f"Scheme {scheme.name!r} with KV cache {scheme.kv_cache!r} calibrates nothing, so --calibration, "
+            "--num-samples, --seq-len and --seed do not apply. Leave them out."
+        )
+    return CalibrationSettings(**given)
 
 
 def say_plan(plan: QuantizePlan, reporter: Reporter) -> None:
@@ -86,6 +104,7 @@ def say_plan(plan: QuantizePlan, reporter: Reporter) -> None:
         f"estimate: {estimate.seconds:.0f} s, {estimate.peak_memory_bytes / 2**30:.1f} GiB of memory, "
         f"{estimate.output_bytes / 1e6:.0f} MB written"
     )
+    say_calibration(plan, reporter)
 
 
 def finished_or_quantized(job: QuantizeJob, plan: QuantizePlan, reporter: Reporter) -> Manifest:
@@ -94,6 +113,8 @@ def finished_or_quantized(job: QuantizeJob, plan: QuantizePlan, reporter: Report
     if manifest is not None:
         reporter.say(f"quantize: {job.out} is finished already; nothing redone")
         return manifest
+    if (job.out / MANIFEST_NAME).exists():
+        reporter.say(f"{job.out} holds another artifact; it is replaced when this one is finished.")
     manifest = quantize_model(job, plan, reporter)
     reporter.say(f"quantize: wrote {job.out}")
     return manifest

@@ -7,11 +7,12 @@ import argparse
 import importlib
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Protocol, cast
 
-from bitsmith.core.errors import EXIT_INTERRUPTED, BitsmithError
+from bitsmith.core.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_WORK_FAILED, BitsmithError
 from bitsmith.core.progress import Reporter
 from bitsmith.pipeline.command_result import CommandResult
 
@@ -40,18 +41,27 @@ class Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the process's exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command, parser = _build_parser(arguments)
-    args = parser.parse_args(arguments)
+    try:
+        command, parser = _build_parser(arguments)
+        args = parser.parse_args(arguments)
+    except SystemExit as exit_:  # argparse has said on stderr what is wrong
+        if exit_.code == EXIT_REFUSED and "--json" in arguments:
+            _print_error("Usage", "The command line is not valid; stderr says why.", EXIT_REFUSED)
+        raise
     reporter = Reporter()
     try:
         result = command.run(args, reporter)
     except BitsmithError as error:
         return _fail(args, reporter, type(error).__name__, str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _fail(args, reporter, "Interrupted", "Interrupted.", EXIT_INTERRUPTED)
+        return _fail(args, reporter, "Interrupted", _interrupted(args), EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of stdout left, as `head` does
         sys.stderr.close()
         return EXIT_INTERRUPTED
+    except Exception as error:  # a fault of ours must not end with 1, which is a gate's verdict
+        traceback.print_exc()
+        message = f"unexpected {type(error).__name__}: {error}. A fault in bitsmith: please report it."
+        return _fail(args, reporter, "Unexpected", message, EXIT_WORK_FAILED)
     if args.json and result.document is not None:
         print(json.dumps(result.document, ensure_ascii=False, allow_nan=False))
     return result.exit_code
@@ -86,8 +96,18 @@ def _build_parser(arguments: Sequence[str]) -> tuple[Command, argparse.ArgumentP
 def _fail(args: argparse.Namespace, reporter: Reporter, kind: str, message: str, exit_code: int) -> int:
     reporter.console.print(f"bitsmith {args.command}: {message}", style="red", markup=False, soft_wrap=True)
     if args.json:
-        print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": exit_code}}))
+        _print_error(kind, message, exit_code)
     return exit_code
+
+
+def _interrupted(args: argparse.Namespace) -> str:
+    if args.command == "quantize":
+        return "Interrupted. Finished layers are kept; go on with --resume."
+    return "Interrupted. Run it again to go on." if args.command == "run" else "Interrupted."
+
+
+def _print_error(kind: str, message: str, exit_code: int) -> None:
+    print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": exit_code}}))
 
 
 if __name__ == "__main__":

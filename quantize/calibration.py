@@ -10,6 +10,8 @@ from bitsmith.core.errors import Refused
 from bitsmith.core.text_source import TokenWindows, load_text, pack_windows
 from bitsmith.core.tokenizer import load_tokenizer
 
+MAX_SEED = 2**63 - 1  # what torch's generator takes
+
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
@@ -24,6 +26,8 @@ class CalibrationSettings:
         for name, value in (("num_samples", self.num_samples), ("seq_len", self.seq_len)):
             if value < 1:
                 raise Refused(f"calibration.{name} is {value}; it must be at least 1.")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise Refused(f"calibration.seed is {self.seed}; it must lie between 0 and {MAX_SEED}.")
 
 
 def load_windows(settings: CalibrationSettings, model_path: Path) -> TokenWindows:

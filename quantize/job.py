@@ -20,7 +20,7 @@ from bitsmith.quantize.records import LayerReport, is_finite
 from bitsmith.quantize.reread import reread_in_fresh_process
 from bitsmith.quantize.resume_state import ResumeState
 
-__all__ = ["QuantizeJob", "QuantizePlan", "plan_quantize", "quantize_model"]
+__all__ = ["QuantizeJob", "QuantizePlan", "plan_quantize", "quantize_model", "say_calibration"]
 
 
 def quantize_model(job: QuantizeJob, plan: QuantizePlan, reporter: Reporter) -> Manifest:
@@ -31,7 +31,6 @@ def quantize_model(job: QuantizeJob, plan: QuantizePlan, reporter: Reporter) -> 
     """
     reader = CheckpointReader(job.model.path)
     _check_finite(reader)
-    _say_calibration(plan, reporter)
     spec = ArtifactSpec(
         path=job.out,
         kind="quantized-checkpoint",
@@ -82,7 +81,8 @@ def _check_finite(reader: CheckpointReader) -> None:
             raise Refused(f"{reader.path}: tensor {name!r} holds NaN or infinity; the model is damaged.")
 
 
-def _say_calibration(plan: QuantizePlan, reporter: Reporter) -> None:
+def say_calibration(plan: QuantizePlan, reporter: Reporter) -> None:
+    """Where the calibration tokens come from, and whether there are fewer than were asked for."""
     windows = plan.windows
     if windows is None:
         return

@@ -7,7 +7,7 @@ import pytest
 
 from bitsmith.core.errors import Refused
 from bitsmith.evaluate.gate import GateRule
-from bitsmith.evaluate.gate_file import load_gate
+from bitsmith.evaluate.gate_file import check_directions, load_gate
 
 KNOWN = ("perplexity_ratio", "kl_mean", "top1_agreement")
 
@@ -73,3 +73,15 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_a_recipe_s_gate_is_checked_alike(body: dict[str, Any]) -> None:
     with pytest.raises(Refused, match="recipe gate"):
         load_gate(body, KNOWN, name="recipe gate")
+
+
+def test_a_rule_that_catches_no_loss_is_refused() -> None:
+    directions = {"kl_mean": False, "top1_agreement": True}
+    for fields, wanted in (
+        ({"kl_mean": {"min": 0.0}}, "Give max"),
+        ({"top1_agreement": {"max": 1.0}}, "Give min"),
+    ):
+        with pytest.raises(Refused, match=wanted):
+            check_directions(load_gate(fields, directions), directions)
+    both = {"kl_mean": {"max": 0.2, "min": 0.0}, "top1_agreement": {"min": 0.7}}
+    check_directions(load_gate(both, directions), directions)

@@ -1,6 +1,7 @@
 """The program from outside: exit codes, one JSON document, errors that name the valid choices."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +73,52 @@ def test_json_before_the_command_is_not_mistaken_for_it() -> None:
     done = run_program("--version")
     assert done.returncode == 0
     assert done.stdout.startswith("bitsmith ")
+
+
+def test_a_usage_error_is_one_json_document_too() -> None:
+    done = run_program("gate", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["exit_code"] == 2
+    assert "required" in done.stderr
+
+
+def test_a_fault_of_ours_is_no_verdict_of_a_gate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("bitsmith.pipeline.command_models.run", fail)
+    assert main(["models", "--json"]) == 4
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["error"]["kind"] == "Unexpected"
+    assert "a bug" in captured.err
+
+
+REFUSALS = (
+    (("--seed", "99999999999999999999999"), "calibration.seed"),
+    (("--scheme", "w4a16-rtn", "--num-samples", "5"), "calibrates nothing"),
+    (("--out", ""), "does not name a directory"),
+)
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSALS)
+def test_quantize_refuses_in_one_sentence(
+    arguments: tuple[str, ...],
+    sentence: str,
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = str(tmp_path / "out")
+    assert main(["quantize", str(tiny_model), "--scheme", "w4a16-gptq", "--out", out, *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in " ".join(said.split())
+    assert "Traceback" not in said
+
+
+def test_the_snippet_of_the_readme_names_the_model_as_the_server_does() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    served = re.findall(r"^\$ bitsmith serve (\S+)", readme, flags=re.MULTILINE)
+    assert served
+    assert {Path(path).name for path in served} == set(re.findall(r'model="([^"]+)"', readme))
