@@ -26,7 +26,7 @@ from bitsmith.core.errors import Refused
 from bitsmith.core.model_ref import source_digest
 from bitsmith.core.versions import TESTED_TORCH, result_versions
 from bitsmith.ops.isa import enabled_isa
-from bitsmith.ops.library import COMPILE_FLAGS, SOURCES_DIR, find_compiler
+from bitsmith.ops.library import COMPILE_FLAGS, OPERATORS_INTERFACE, SOURCES_DIR, find_compiler
 from bitsmith.ops.packing import LAYOUT_ROWS16
 from bitsmith.quantize.weight_source import WeightSource, open_weights
 
@@ -95,6 +95,7 @@ def plan_compile(job: CompileJob) -> CompilePlan:
         "num_threads": job.num_threads,
         "block_layout": BLOCK_LAYOUT,
         "weight_layout": LAYOUT_ROWS16,
+        "operators_interface": OPERATORS_INTERFACE,
         "torch": torch.__version__,
         "isa": list(isa),
     }
