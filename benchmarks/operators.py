@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=30, help="layers streamed in decode")
     options = parser.parse_args()
     load_operators(build_operators(Reporter()))
-    torch.set_num_threads(options.threads)
+    torch.ops.bitsmith.set_num_threads(options.threads)
     print(probe(options.threads))
     for case in cases(options.layers):
         print(measure(case, options.threads), flush=True)

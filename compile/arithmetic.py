@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bitsmith.compile.decoder_config import DecoderConfig
-from bitsmith.compile.decoder_plan import Activations, DecoderPlan, KVCacheType
+from bitsmith.compile.decoder_plan import Activations, DecoderPlan, KVCacheType, LinearSpec
 from bitsmith.core.errors import Refused
 from bitsmith.ops.isa import cpu_flags
 from bitsmith.quantize.weight import QuantizedWeight
@@ -80,7 +80,7 @@ def is_quantized(source: WeightSource, config: DecoderConfig) -> bool:
 
 def describe_arithmetic(plan: DecoderPlan, *, kv_is_calibrated: bool) -> str:
     """One line for terminals and reports."""
-    specs = {spec for parts in plan.linears.values() for spec in parts}
+    specs = {spec for name, parts in plan.linears.items() for spec in parts if name != "head"}
     quantized = sorted({(spec.num_bits, spec.group_size) for spec in specs if spec.is_quantized})
     dense = sorted({spec.num_bits for spec in specs if not spec.is_quantized})
     activations = sorted({spec.activations for spec in specs if spec.is_quantized == bool(quantized)})
@@ -90,4 +90,12 @@ def describe_arithmetic(plan: DecoderPlan, *, kv_is_calibrated: bool) -> str:
     scales = ""
     if plan.kv_cache == "fp8":
         scales = ", calibrated scales" if kv_is_calibrated else ", UNCALIBRATED scales of one"
-    return f"{', '.join(weights)}, {'/'.join(activations)} activations, {plan.kv_cache} KV cache{scales}"
+    head = _describe_head(plan.linears["head"][0])
+    inputs = f"{'/'.join(activations)} activations"
+    return f"{', '.join(weights)}, {head} head, {inputs}, {plan.kv_cache} KV cache{scales}"
+
+
+def _describe_head(spec: LinearSpec) -> str:
+    if spec.is_quantized:
+        return f"int{spec.num_bits}"
+    return "bf16" if spec.num_bits == 16 else "fp32"

@@ -17,16 +17,17 @@ from bitsmith.compile.arithmetic import (
     resolve_kv_cache,
 )
 from bitsmith.compile.decoder_config import DecoderConfig, read_decoder_config
-from bitsmith.compile.decoder_plan import Activations, KVCacheType
+from bitsmith.compile.decoder_plan import Activations, HeadType, KVCacheType
 from bitsmith.compile.kv_cache import BLOCK_LAYOUT
 from bitsmith.compile.limits import EngineLimits, LimitRow, resolve_limits
+from bitsmith.compile.lm_head import check_head
 from bitsmith.compile.packing import check_names
 from bitsmith.core.digest import sha256_bytes, sha256_file, stage_key
 from bitsmith.core.errors import Refused
 from bitsmith.core.model_ref import source_digest
 from bitsmith.core.versions import TESTED_TORCH, result_versions
 from bitsmith.ops.isa import enabled_isa
-from bitsmith.ops.library import COMPILE_FLAGS, SOURCES_DIR, find_compiler
+from bitsmith.ops.library import COMPILE_FLAGS, OPERATORS_INTERFACE, SOURCES_DIR, find_compiler
 from bitsmith.ops.packing import LAYOUT_ROWS16
 from bitsmith.quantize.weight_source import WeightSource, open_weights
 
@@ -39,6 +40,7 @@ class CompileJob:
     """A compile as asked for. checkpoint: a quantized checkpoint or a dense model directory.
 
     max_model_len None: the model's context. num_threads None: all processors at load time.
+    lm_head: the head as the checkpoint has it, or rounded to int8.
     """
 
     checkpoint: Path
@@ -50,6 +52,7 @@ class CompileJob:
     max_model_len: int | None = None
     kv_scale: KVScale = "calibrated"
     num_threads: int | None = None
+    lm_head: HeadType = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class CompilePlan:
     source: WeightSource
     decoder: DecoderConfig
     activations: Activations
+    lm_head: HeadType
     kv: KVCacheChoice
     limits: EngineLimits
     limit_rows: tuple[LimitRow, ...]
@@ -81,6 +85,7 @@ def plan_compile(job: CompileJob) -> CompilePlan:
         raise Refused("FP8 weights cannot be compiled for --target cpu yet; take --target tensorrt-llm.")
     kv = resolve_kv_cache(source, decoder, job.kv_cache, job.kv_scale)
     activations = resolve_activations(job.activations, is_quantized=is_quantized(source, decoder))
+    check_head(source, decoder, job.lm_head, activations)
     if job.num_threads is not None and job.num_threads < 1:
         raise Refused(f"num_threads is {job.num_threads}; it must be at least 1.")
     limits, rows = resolve_limits(decoder, job.max_batch_size, job.max_num_tokens, job.max_model_len)
@@ -91,10 +96,12 @@ def plan_compile(job: CompileJob) -> CompilePlan:
         "kv_cache": kv.kv_cache,
         "kv_scale": job.kv_scale,
         "activations": activations,
+        "lm_head": job.lm_head,
         "limits": asdict(limits),
         "num_threads": job.num_threads,
         "block_layout": BLOCK_LAYOUT,
         "weight_layout": LAYOUT_ROWS16,
+        "operators_interface": OPERATORS_INTERFACE,
         "torch": torch.__version__,
         "isa": list(isa),
     }
@@ -102,6 +109,7 @@ def plan_compile(job: CompileJob) -> CompilePlan:
         source=source,
         decoder=decoder,
         activations=activations,
+        lm_head=job.lm_head,
         kv=kv,
         limits=limits,
         limit_rows=rows,

@@ -16,6 +16,7 @@ from bitsmith.core.errors import Refused
 
 KVCacheType = Literal["fp8", "bf16", "fp32"]
 Activations = Literal["int8", "bf16", "fp32"]
+HeadType = Literal["checkpoint", "int8"]
 
 ACTIVATION_CODES: dict[Activations, int] = {"fp32": 0, "bf16": 1, "int8": 2}
 KV_CACHE_DTYPES: dict[KVCacheType, torch.dtype] = {

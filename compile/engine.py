@@ -59,8 +59,8 @@ class Engine:
             raise Refused(f"num_threads is {num_threads}; it must be at least 1.")
         manifest = check_engine(path, trust=trust)
         facts = {"limits": manifest.config["limits"], "arithmetic": manifest.details["arithmetic"]}
-        apply_num_threads(num_threads or manifest.config["num_threads"])
         engine = cls.from_directory(path, facts, enforce_eager=enforce_eager)
+        apply_num_threads(num_threads or manifest.config["num_threads"])
         engine.manifest = manifest
         return engine
 
@@ -136,5 +136,15 @@ class Engine:
 
 
 def apply_num_threads(num_threads: int | None) -> None:
-    """Set how many threads the operators use. None: all processors that this process may use."""
-    torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
+    """Set how many threads the operators use, and torch. None: all processors that this process may use.
+
+    Comes after `load_operators`.
+    """
+    count = num_threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(count)
+    torch.ops.bitsmith.set_num_threads(count)
+
+
+def leave_threads_to_operators() -> None:
+    """For a process that only runs an engine: torch's own threads would spin beside the operators'."""
+    torch.set_num_threads(1)

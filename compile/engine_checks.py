@@ -12,6 +12,7 @@ from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import Manifest
 from bitsmith.core.verified_hashes import verify_files_cached
 from bitsmith.ops.isa import missing_isa
+from bitsmith.ops.library import OPERATORS_INTERFACE
 from bitsmith.ops.packing import LAYOUT_ROWS16
 
 
@@ -22,6 +23,7 @@ def check_engine(path: Path, *, trust: bool) -> Manifest:
     rebuild = _rebuild_line(path, manifest)
     _same("torch", config.get("torch"), torch.__version__, path, rebuild)
     _same("KV block layout", config.get("block_layout"), BLOCK_LAYOUT, path, rebuild)
+    _same("operator interface", config.get("operators_interface"), OPERATORS_INTERFACE, path, rebuild)
     _same("weight layout", config.get("weight_layout"), LAYOUT_ROWS16, path, rebuild)
     if missing := missing_isa(config.get("isa", ())):
         raise Refused(
@@ -33,7 +35,7 @@ def check_engine(path: Path, *, trust: bool) -> Manifest:
     return manifest
 
 
-def _same(what: str, built: Any, here: str, path: Path, rebuild: str) -> None:
+def _same(what: str, built: Any, here: str | int, path: Path, rebuild: str) -> None:
     if built != here:
         raise Refused(f"{path} was built for {what} {built}; here is {here}. Rebuild: {rebuild}")
 

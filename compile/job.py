@@ -106,7 +106,7 @@ def _copy_tokenizer(checkpoint: Path, target: Path) -> list[str]:
 def _pack(plan: CompilePlan, directory: Path, reporter: Reporter) -> DecoderPlan:
     writer = WeightFilesWriter(directory)
     linears: dict[str, tuple[LinearSpec, ...]] = {}
-    modules = pack_modules(plan.source, plan.decoder, plan.activations)
+    modules = pack_modules(plan.source, plan.decoder, plan.activations, plan.lm_head)
     for module in reporter.track(modules, total=num_modules(plan.decoder), label="Packing weights"):
         writer.add(module.tensors)
         if module.specs:
@@ -117,7 +117,7 @@ def _pack(plan: CompilePlan, directory: Path, reporter: Reporter) -> DecoderPlan
 
 def _asked(job: CompileJob) -> dict[str, str]:
     """The settings as they were given, for the line that rebuilds the engine."""
-    names = ("kv_cache", "activations", "kv_scale", "max_batch_size", "max_num_tokens")
+    names = ("kv_cache", "activations", "lm_head", "kv_scale", "max_batch_size", "max_num_tokens")
     asked = {name: str(getattr(job, name)) for name in names}
     for name in ("max_model_len", "num_threads"):
         if getattr(job, name) is not None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from bitsmith.compile.decoder import rotary_tensors
 from bitsmith.compile.decoder_config import DecoderConfig
-from bitsmith.compile.decoder_plan import Activations, LinearSpec
+from bitsmith.compile.decoder_plan import Activations, HeadType, LinearSpec
+from bitsmith.compile.lm_head import rounded_head
 from bitsmith.core.errors import Refused
 from bitsmith.ops.packing import pack_dense, pack_quantized
 from bitsmith.quantize.fp8_weight import Fp8Weight
@@ -47,7 +48,7 @@ def num_modules(config: DecoderConfig) -> int:
 
 
 def pack_modules(
-    source: WeightSource, config: DecoderConfig, activations: Activations
+    source: WeightSource, config: DecoderConfig, activations: Activations, lm_head: HeadType = "checkpoint"
 ) -> Iterator[PackedModule]:
     """Every module of the decoder in the order in which a step reads it."""
     embedding = _dense(source.tensor("model.embed_tokens.weight"), activations)
@@ -56,7 +57,7 @@ def pack_modules(
         yield _pack_norms(source, config, layer_index)
         for linear in _layer_linears(config, layer_index):
             yield _pack_linear(source, linear, activations)
-    yield _pack_head(source, config, activations)
+    yield _pack_head(source, config, activations, lm_head)
     final_norm = _norm_weight(source, config, "model.norm.weight")
     yield PackedModule("final", {"final_norm.weight": final_norm} | rotary_tensors(config))
 
@@ -120,8 +121,14 @@ def _norm_names(config: DecoderConfig) -> dict[str, str]:
     return names
 
 
-def _pack_head(source: WeightSource, config: DecoderConfig, activations: Activations) -> PackedModule:
+def _pack_head(
+    source: WeightSource, config: DecoderConfig, activations: Activations, lm_head: HeadType
+) -> PackedModule:
     module = "model.embed_tokens" if config.is_tied else "lm_head"
+    if lm_head == "int8":
+        tensors: dict[str, Tensor] = {}
+        spec = _pack_part("head.0", rounded_head(source.linear(module)), activations, False, tensors)
+        return PackedModule("head", tensors, (spec,))
     packed = _pack_linear(source, _LinearNames("head", (module,), False), activations)
     is_shared = config.is_tied and not packed.specs[0].is_quantized
     return PackedModule(packed.name, {}, packed.specs) if is_shared else packed

@@ -59,6 +59,7 @@ class CompileSection:
     max_model_len: Positive | None = None
     kv_scale: Literal["calibrated", "ones"] = "calibrated"
     num_threads: Positive | None = None
+    lm_head: Literal["checkpoint", "int8"] = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ from bitsmith.ops.isa import enabled_isa, missing_isa
 SOURCES_DIR = Path(__file__).parent / "csrc"
 LIBRARY_NAME = "operators.so"
 INFO_NAME = "operators.json"
+# Counts up when operators are added or their arguments change: an engine carries its own library.
+OPERATORS_INTERFACE = 2
 
 # Contraction is off so that both forms of a kernel round alike: where a fused multiply-add is wanted, the
 # sources say so.

@@ -67,6 +67,7 @@ class ChainPlan:
             max_model_len=settings.max_model_len,
             kv_scale=settings.kv_scale,
             num_threads=settings.num_threads,
+            lm_head=settings.lm_head,
         )
 
     @property

@@ -3,7 +3,9 @@
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
+from bitsmith.compile.decoder_plan import HeadType
 from bitsmith.compile.job import CompileJob, compile_engine, plan_compile
 from bitsmith.compile.tensorrt_job import plan_tensorrt
 from bitsmith.compile.tensorrt_output import compile_tensorrt
@@ -52,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what products take their inputs in; auto (the default) is printed once resolved",
     )
     parser.add_argument(
+        "--lm-head",
+        choices=get_args(HeadType),
+        default="checkpoint",
+        help="checkpoint (the default): the head as stored; int8: rounded, half of bf16's bytes a token",
+    )
+    parser.add_argument(
         "--max-batch-size", type=int, metavar="N", help="requests in one step (32, or the target's own)"
     )
     parser.add_argument(
@@ -92,6 +100,7 @@ def _compile_cpu(args: argparse.Namespace, checkpoint: Path, reporter: Reporter)
         activations=args.activations,
         kv_scale=args.kv_scale,
         num_threads=args.num_threads,
+        lm_head=args.lm_head,
         **{name: value for name, value in limits.items() if value is not None},
     )
     return compile_engine(job, plan_compile(job), reporter)

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from bitsmith.compile.engine import Engine
+from bitsmith.compile.engine import Engine, leave_threads_to_operators
 from bitsmith.core.errors import Refused
 from bitsmith.core.progress import Reporter
 from bitsmith.core.sampling import SamplingParams
@@ -40,6 +40,7 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
     except UnicodeEncodeError:
         raise Refused("--prompt is not valid UTF-8.") from None
     engine = Engine.load(args.engine, trust=args.trust_engine)
+    leave_threads_to_operators()
     tokenizer = load_tokenizer(engine.tokenizer_path)
     is_chat = bool(tokenizer.chat_template) and not args.raw
     prompt = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from bitsmith.compile.batch import RequestStep, build_model_input, num_blocks_for
-from bitsmith.compile.engine import Engine
+from bitsmith.compile.engine import Engine, leave_threads_to_operators
 from bitsmith.core.errors import Refused
 
 NUM_PROMPT_TOKENS = 256
@@ -39,6 +39,7 @@ def check_context(max_model_len: int) -> None:
 
 def measure_decode_speed(engines: dict[str, Engine]) -> dict[str, DecodeSpeed]:
     """Measure all engines in turn, `NUM_ROUNDS` times, after one round that is not counted."""
+    leave_threads_to_operators()
     rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     for index in range(NUM_ROUNDS + 1):
         for name, engine in engines.items():

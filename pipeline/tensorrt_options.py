@@ -10,7 +10,7 @@ from bitsmith.compile.tensorrt_speculation import Speculation, SpeculationKind
 from bitsmith.core.errors import Refused
 
 TARGETS = ("tensorrt-llm", "tensorrt-llm-pytorch")
-_CPU_ONLY = ("activations", "num_threads")
+_CPU_ONLY = ("activations", "num_threads", "lm_head")
 
 
 def add_tensorrt_arguments(parser: argparse.ArgumentParser) -> None:

@@ -45,9 +45,11 @@ class LoadModel(Protocol):
 
 
 def load_engine(path: Path, num_threads: int | None, *, trust: bool) -> tuple[StepModel, Path]:
-    from bitsmith.compile.engine import Engine  # here, so that the HTTP process never loads it
+    # Imported here, so that the HTTP process never loads it.
+    from bitsmith.compile.engine import Engine, leave_threads_to_operators
 
     engine = Engine.load(path, trust=trust, num_threads=num_threads)
+    leave_threads_to_operators()
     return engine, engine.tokenizer_path
 
 

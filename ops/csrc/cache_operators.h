@@ -225,7 +225,7 @@ inline Tensor paged_attention(const Tensor& query, const Tensor& key_cache, cons
   float* to = output.mutable_data_ptr<float>();
   const std::vector<AttentionTile> tiles = make_tiles(p, block_table, query_start_loc, seq_lens);
   const auto num_tiles = static_cast<int64_t>(tiles.size());
-  if (num_tiles < 8 * at::get_num_threads()) {
+  if (num_tiles < 8 * num_threads()) {
     attend_split(p, tiles, to);
   } else {
     for_each(num_tiles, num_products(p, tiles) / 2 / num_tiles, 1, [&](int64_t begin, int64_t end) {

@@ -126,6 +126,7 @@ struct IntegerDot<Avx2Vector8> {
     for (auto& of_token : pairs) of_token[0] = of_token[1] = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int c = 0; c < num_chunks; ++c) {
+      if constexpr (num_tokens == 1) __builtin_prefetch(w + c * 64 + kPrefetchBytes);
       const __m256i low_rows = load(w + c * 64), high_rows = load(w + c * 64 + 32);
       const __m256i low0 = _mm256_and_si256(low_rows, mask), high0 = _mm256_and_si256(high_rows, mask);
       const __m256i low1 = _mm256_and_si256(_mm256_srli_epi16(low_rows, 4), mask);
@@ -150,6 +151,7 @@ struct IntegerDot<Avx2Vector8> {
   template <int num_tokens>
   static inline __attribute__((always_inline)) void add_bytes(const QuantizedLinear& p, const uint8_t* w,
                                                               int64_t at, __m256i (&sum)[num_tokens][2]) {
+    if constexpr (num_tokens == 1) __builtin_prefetch(w + kPrefetchBytes);
     const __m256i low_rows = load(w), high_rows = load(w + 32);
     const __m256i low_odd = _mm256_srai_epi16(low_rows, 8), high_odd = _mm256_srai_epi16(high_rows, 8);
     const __m256i low_even = _mm256_srai_epi16(_mm256_slli_epi16(low_rows, 8), 8);

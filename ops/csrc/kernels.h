@@ -12,6 +12,10 @@ constexpr int64_t kRowBlock = 16;        // output rows packed together in a qua
 constexpr int64_t kBlockTokens = 16;     // tokens in a block of the KV cache
 constexpr int64_t kSegmentTokens = 256;  // context is summed in segments of this many positions
 
+// What a product of one token reads next is asked for so many bytes ahead: the hardware's own prefetch stops
+// at every page, and rows of small models are shorter than one.
+constexpr int64_t kPrefetchBytes = 4096;
+
 enum class Activations : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 enum class CacheType { kFloat32, kBfloat16, kE4m3 };
 

@@ -70,7 +70,13 @@ inline void dense_tile(const DenseLinear& p, int64_t token, int64_t row) {
   for (auto& of_token : sum)
     for (V& s : of_token) s = V::set(0.0f);
   const int64_t whole = p.in_features / kChunk * kChunk;
+  const int64_t tile_bytes = p.in_features * num_rows * static_cast<int64_t>(item);
+  const char* ahead = static_cast<const char*>(rows[0]) + std::max(kPrefetchBytes, tile_bytes);
   for (int64_t k = 0; k < whole; k += kChunk) {
+    if constexpr (num_tokens == 1) {
+      constexpr int64_t kBytes = num_rows * kChunk * (is_bf16 ? 2 : 4);
+      for (int64_t b = 0; b < kBytes; b += 64) __builtin_prefetch(ahead + k / kChunk * kBytes + b);
+    }
     add_chunk<V, is_bf16, num_tokens, num_rows>(rows, k, x + k, p.padded_in, sum);
   }
   if (whole < p.in_features) {

@@ -6,6 +6,7 @@
 #include "cache_operators.h"
 #include "forms.h"
 #include "linear_operators.h"
+#include "parallel.h"
 
 namespace bitsmith {
 namespace {
@@ -21,6 +22,11 @@ void select_form(c10::string_view name) {
 }
 
 std::string active_form() { return kernels().name; }
+
+void set_num_threads(int64_t count) {
+  TORCH_CHECK_VALUE(count >= 0, "bitsmith::set_num_threads: ", count, " threads; 0 means as many as torch");
+  chosen_num_threads.store(count);
+}
 
 }  // namespace
 
@@ -40,6 +46,8 @@ TORCH_LIBRARY(bitsmith, m) {
       "int sliding_window, float soft_cap) -> Tensor");
   m.def("select_form(str name) -> ()", [](c10::string_view name) { select_form(name); });
   m.def("active_form() -> str", [] { return active_form(); });
+  m.def("set_num_threads(int count) -> ()", [](int64_t count) { set_num_threads(count); });
+  m.def("num_threads() -> int", [] { return num_threads(); });
 }
 
 TORCH_LIBRARY_IMPL(bitsmith, CPU, m) {

@@ -1,4 +1,4 @@
-// Work on torch's threads.
+// Work on the operators' own threads.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -7,33 +7,43 @@
 #include <atomic>
 #include <limits>
 
+#include "thread_pool.h"
+
 namespace bitsmith {
 
 constexpr int64_t kAnyPart = std::numeric_limits<int64_t>::max();
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Runs f(begin, end) over parts of [0, count) on torch's threads, each taking the next part that is free: a
-// thread that the machine holds up delays only its own part. `unit_bytes` is what one unit streams, or its
-// arithmetic expressed so (two products like a byte); what one thread does in a few µs is not split.
+inline std::atomic<int64_t> chosen_num_threads{0};  // 0: as many as torch
+
+inline int64_t num_threads() {
+  const int64_t chosen = chosen_num_threads.load(std::memory_order_relaxed);
+  return chosen > 0 ? chosen : at::get_num_threads();
+}
+
+// Runs f(begin, end) over parts of [0, count). `unit_bytes` is what one unit streams, or its arithmetic
+// expressed so (two products like a byte); what one thread does in a few µs is not split.
 template <class F>
 void for_each(int64_t count, int64_t unit_bytes, int64_t largest_part, const F& f) {
   constexpr int64_t kWorthwhileBytes = 48 << 10, kPartsPerThread = 4;
-  const int64_t num_threads = at::get_num_threads();
-  if (num_threads == 1 || count == 1 || count * unit_bytes < kWorthwhileBytes) {
+  const int64_t threads = num_threads();
+  if (threads == 1 || count == 1 || count * unit_bytes < kWorthwhileBytes) {
     if (count > 0) f(0, count);
     return;
   }
-  const int64_t part = std::clamp<int64_t>(count / (kPartsPerThread * num_threads), 1, largest_part);
-  const int64_t num_workers = std::min(num_threads, ceil_div(count, part));
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, num_workers, 1, [&](int64_t, int64_t) {
-    while (true) {
-      const int64_t begin = next.fetch_add(part);
-      if (begin >= count) return;
-      f(begin, std::min(begin + part, count));
-    }
-  });
+  struct Context {
+    const F& f;
+    int64_t count, part;
+  };
+  const Context context{f, count,
+                        std::clamp<int64_t>(count / (kPartsPerThread * threads), 1, largest_part)};
+  const auto do_part = [](const void* data, int64_t index) {
+    const auto& c = *static_cast<const Context*>(data);
+    c.f(index * c.part, std::min((index + 1) * c.part, c.count));
+  };
+  ThreadPool::instance().run(threads, static_cast<uint32_t>(ceil_div(count, context.part)), do_part,
+                             &context);
 }
 
 }  // namespace bitsmith

@@ -66,6 +66,13 @@ def test_an_inert_kv_scale_is_refused(make_quantized: ModelMaker, tmp_path: Path
         _plan(make_quantized(4), tmp_path, kv_scale="ones")
 
 
+def test_an_int8_head_needs_int8_activations(make_quantized: ModelMaker, tmp_path: Path) -> None:
+    path = make_quantized(4)
+    assert _plan(path, tmp_path, lm_head="int8", activations="int8").config["lm_head"] == "int8"
+    with pytest.raises(Refused, match="--lm-head int8 goes with int8 activations; this engine's are bf16"):
+        _plan(path, tmp_path, lm_head="int8", activations="bf16")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -16,6 +16,8 @@ from bitsmith.compile.packing import (
     pack_modules,
 )
 from bitsmith.core.errors import Refused
+from bitsmith.ops.packing import PackedLinear
+from bitsmith.ops.reference import dequantized
 from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import open_weights
 
@@ -63,6 +65,23 @@ def test_a_tied_head_has_no_tensor_of_its_own(make_model: ModelMaker) -> None:
     config = read_decoder_config(source.config)
     (head,) = (module for module in pack_modules(source, config, "bf16") if module.name == "head")
     assert (head.tensors, head.specs[0].out_features) == ({}, 301)
+
+
+def test_an_int8_head_is_close_to_the_embedding_that_stays(make_model: ModelMaker) -> None:
+    source = open_weights(make_model("qwen3", tie_word_embeddings=True))
+    config = read_decoder_config(source.config)
+    modules = {module.name: module for module in pack_modules(source, config, "int8", "int8")}
+    (spec,), tensors = modules["head"].specs, modules["head"].tensors
+    assert (spec.num_bits, spec.group_size, spec.activations) == (8, 64, "int8")
+    packed = PackedLinear(
+        tensors["head.0.weight"], tensors["head.0.scale"], None, spec.in_features, spec.out_features, 64, 8
+    )
+    embedding = source.tensor("model.embed_tokens.weight").double()
+    step = embedding.abs().view(301, -1, 64).amax(dim=2, keepdim=True) / 127.5
+    difference = (dequantized(packed) - embedding).view(301, -1, 64).abs()
+    assert bool((difference <= step * 1.001).all())
+    assert float(difference.max()) > 0
+    assert modules["embedding"].tensors["embedding"].shape == embedding.shape
 
 
 def test_weights_keep_bf16_and_are_rounded_only_where_asked(make_model: ModelMaker) -> None:

@@ -21,17 +21,19 @@ def library() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread(library: Path) -> Iterator[None]:
     """Small products on a busy machine are fastest so; `two_threads` overrides it."""
-    usual = torch.get_num_threads()
+    usual, operators = torch.get_num_threads(), torch.ops.bitsmith
     torch.set_num_threads(1)
+    operators.set_num_threads(1)
     yield
     torch.set_num_threads(usual)
+    operators.set_num_threads(0)
 
 
 @pytest.fixture
 def two_threads(one_thread: None) -> None:
-    torch.set_num_threads(2)
+    torch.ops.bitsmith.set_num_threads(2)
 
 
 @pytest.fixture

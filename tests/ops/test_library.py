@@ -1,8 +1,6 @@
-"""Building, recording, loading; one OpenMP runtime."""
+"""Building, recording, loading."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,37 +58,3 @@ def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
         build_operators(REPORTER)
     left = {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert left <= {".lock"}
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from bitsmith.ops.library import load_operators
-load_operators(Path(sys.argv[1]))
-import torch
-torch.set_num_threads(2)
-x, weight = torch.randn(64, 512), torch.randn(512, 512)
-def num_threads():
-    return len(list(Path("/proc/self/task").iterdir()))
-x @ weight
-before = num_threads()
-torch.ops.bitsmith.linear_dense(x, weight, None, 0)
-after = num_threads()
-maps = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
-torch.set_num_threads(1)
-alone = torch.ops.bitsmith.linear_dense(x, weight, None, 0)
-torch.set_num_threads(2)
-same = torch.equal(alone, torch.ops.bitsmith.linear_dense(x, weight, None, 0))
-print(len(maps), after - before, same)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-def test_one_openmp_runtime_and_one_pool(library: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(library)], capture_output=True, text=True, check=True
-    )
-    num_runtimes, new_threads, same = result.stdout.split()
-    assert num_runtimes == "1", result.stdout
-    assert new_threads == "0", "the operators run on the threads that torch's own products started"
-    assert same == "True"

@@ -1,6 +1,7 @@
 """The program from outside: exit codes, one JSON document, errors that name the valid choices."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -30,6 +31,19 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
         main([name, "--help"])
     assert exit_info.value.code == 0
     assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_waits_of_openmp_are_bounded_unless_the_user_chose(
+    monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], expected: str
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert os.environ["GOMP_SPINCOUNT"] == expected
 
 
 def test_an_unknown_command_is_refused_with_the_list() -> None:
