@@ -25,8 +25,24 @@ class KVCacheChoice:
     are_calibrated: bool
 
 
-def resolve_activations(requested: Literal["auto"] | Activations, *, is_quantized: bool) -> Activations:
-    """auto: for quantized weights int8 where its product is vectorised, else bf16."""
+def resolve_activations(
+    requested: Literal["auto"] | Activations, *, is_quantized: bool, is_fp8: bool = False
+) -> Activations:
+    """auto: fp8 for FP8 weights; for integer weights int8 where its product is vectorised; else bf16.
+
+    is_quantized: to integers. is_fp8: FP8 weights and a declared way of rounding their inputs.
+    """
+    if requested == "fp8" and not is_fp8:
+        raise Refused(
+            "--activations fp8 needs FP8 weights (schemes w8a8-fp8*), and this checkpoint has none."
+        )
+    if is_fp8:
+        if requested == "int8":
+            raise Refused(
+                "--activations int8 needs integer weights; this checkpoint's are FP8. "
+                "Take auto (as the checkpoint says), bf16 or fp32."
+            )
+        return "fp8" if requested == "auto" else requested
     if requested == "int8" and not is_quantized:
         raise Refused(
             "--activations int8 needs quantized weights, and this checkpoint has none. "
@@ -71,8 +87,14 @@ def _calibrated_scales(source: WeightSource, config: DecoderConfig) -> tuple[tup
     return tuple(scales)
 
 
+def _activations_text(spec: LinearSpec) -> str:
+    if spec.activations != "fp8":
+        return spec.activations
+    return "fp8 (a scale for each token)" if spec.input_scale is None else "fp8 (static scales)"
+
+
 def is_quantized(source: WeightSource, config: DecoderConfig) -> bool:
-    """Whether any linear weight of the decoder is quantized."""
+    """Whether any linear weight of the decoder is quantized to integers."""
     parts = ("self_attn.o_proj", "mlp.down_proj")
     modules = (f"model.layers.{index}.{part}" for index in range(config.num_layers) for part in parts)
     return any(isinstance(source.linear(module), QuantizedWeight) for module in modules)
@@ -81,10 +103,14 @@ def is_quantized(source: WeightSource, config: DecoderConfig) -> bool:
 def describe_arithmetic(plan: DecoderPlan, *, kv_is_calibrated: bool) -> str:
     """One line for terminals and reports."""
     specs = {spec for name, parts in plan.linears.items() for spec in parts if name != "head"}
-    quantized = sorted({(spec.num_bits, spec.group_size) for spec in specs if spec.is_quantized})
+    integers = {spec for spec in specs if spec.is_quantized and not spec.is_fp8}
+    groups = sorted({(spec.num_bits, spec.group_size) for spec in integers})
+    quantized = [spec for spec in specs if spec.is_quantized]
     dense = sorted({spec.num_bits for spec in specs if not spec.is_quantized})
-    activations = sorted({spec.activations for spec in specs if spec.is_quantized == bool(quantized)})
-    weights = [f"int{num_bits} weights (group {group_size})" for num_bits, group_size in quantized]
+    activations = sorted({_activations_text(spec) for spec in quantized or specs})
+    weights = [f"int{num_bits} weights (group {group_size})" for num_bits, group_size in groups]
+    if any(spec.is_fp8 for spec in specs):
+        weights.append("fp8 weights")
     if not quantized:
         weights = ["bf16 weights" if 16 in dense else "fp32 weights"]
     scales = ""

@@ -81,10 +81,12 @@ def plan_compile(job: CompileJob) -> CompilePlan:
     source = open_weights(job.checkpoint)
     decoder = read_decoder_config(source.config)
     check_names(source, decoder)
-    if source.fp8_activations is not None:
-        raise Refused("FP8 weights cannot be compiled for --target cpu yet; take --target tensorrt-llm.")
     kv = resolve_kv_cache(source, decoder, job.kv_cache, job.kv_scale)
-    activations = resolve_activations(job.activations, is_quantized=is_quantized(source, decoder))
+    activations = resolve_activations(
+        job.activations,
+        is_quantized=is_quantized(source, decoder),
+        is_fp8=source.fp8_activations is not None,
+    )
     check_head(source, decoder, job.lm_head, activations)
     if job.num_threads is not None and job.num_threads < 1:
         raise Refused(f"num_threads is {job.num_threads}; it must be at least 1.")

@@ -15,10 +15,10 @@ from bitsmith.compile.decoder_config import DecoderConfig
 from bitsmith.core.errors import Refused
 
 KVCacheType = Literal["fp8", "bf16", "fp32"]
-Activations = Literal["int8", "bf16", "fp32"]
+Activations = Literal["fp8", "int8", "bf16", "fp32"]
 HeadType = Literal["checkpoint", "int8"]
 
-ACTIVATION_CODES: dict[Activations, int] = {"fp32": 0, "bf16": 1, "int8": 2}
+ACTIVATION_CODES: dict[Activations, int] = {"fp32": 0, "bf16": 1, "int8": 2, "fp8": 3}
 KV_CACHE_DTYPES: dict[KVCacheType, torch.dtype] = {
     "fp8": torch.float8_e4m3fn,
     "bf16": torch.bfloat16,
@@ -30,7 +30,11 @@ _PLAN_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """One product x @ weight.T. num_bits 16 or 32: dense weights of that width, group_size 0."""
+    """One product x @ weight.T. num_bits 16 or 32: dense weights of that width, group_size 0.
+
+    is_fp8: e4m3 weights with a scale for each row. input_scale: the static one of fp8 activations; None:
+    each token has its own.
+    """
 
     in_features: int
     out_features: int
@@ -39,6 +43,8 @@ class LinearSpec:
     activations: Activations
     has_bias: bool
     has_zero_point: bool
+    is_fp8: bool = False
+    input_scale: float | None = None
 
     @property
     def is_quantized(self) -> bool:

@@ -29,6 +29,12 @@ class Linear(nn.Module):
         if not spec.is_quantized:
             dense: Tensor = torch.ops.bitsmith.linear_dense(hidden, self.weight, self.bias, code)
             return dense
+        if spec.is_fp8:
+            input_scale = spec.input_scale or 0.0
+            fp8: Tensor = torch.ops.bitsmith.linear_fp8(
+                hidden, self.weight, self.scale, self.bias, spec.in_features, input_scale, code
+            )
+            return fp8
         quantized: Tensor = torch.ops.bitsmith.linear_quantized(
             hidden,
             self.weight,

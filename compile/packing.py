@@ -14,13 +14,14 @@ from bitsmith.compile.decoder import rotary_tensors
 from bitsmith.compile.decoder_config import DecoderConfig
 from bitsmith.compile.decoder_plan import Activations, HeadType, LinearSpec
 from bitsmith.compile.lm_head import rounded_head
+from bitsmith.compile.packing_fp8 import fuse_fp8_rows, pack_fp8_part
 from bitsmith.core.errors import Refused
 from bitsmith.ops.packing import pack_dense, pack_quantized
 from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import WeightSource
 
-Weight = QuantizedWeight | Tensor
+Weight = QuantizedWeight | Fp8Weight | Tensor
 _MAX_INT8_GROUP_SIZE = 128  # the widest that is compiled as the checkpoint has it
 
 
@@ -154,7 +155,7 @@ def _norm_weight(source: WeightSource, config: DecoderConfig, name: str) -> Tens
 
 
 def _pack_linear(source: WeightSource, names: _LinearNames, activations: Activations) -> PackedModule:
-    weights = [_packable(source.linear(module)) for module in names.sources]
+    weights = [source.linear(module) for module in names.sources]
     biases = [source.tensor(f"{module}.bias").float() for module in names.sources if names.has_bias]
     fused = _fuse_rows(weights)
     if fused is not None:
@@ -169,16 +170,15 @@ def _pack_linear(source: WeightSource, names: _LinearNames, activations: Activat
     return PackedModule(names.name, tensors, tuple(specs))
 
 
-def _packable(weight: Weight | Fp8Weight) -> Weight:
-    assert not isinstance(weight, Fp8Weight), "the plan refuses FP8"
-    return weight
-
-
 def _pack_part(
     part: str, weight: Weight, activations: Activations, has_bias: bool, tensors: dict[str, Tensor]
 ) -> LinearSpec:
     """Pack one product's weight into `tensors`; returns its shape and arithmetic."""
+    if isinstance(weight, Fp8Weight):
+        return pack_fp8_part(part, weight, activations, has_bias, tensors)
+    # Each kind of narrow activations belongs to its own kind of weights; beside it, others take bf16.
     if isinstance(weight, QuantizedWeight):
+        activations = "bf16" if activations == "fp8" else activations
         if activations == "int8":
             weight = _split_for_int8(weight)
         packed = pack_quantized(
@@ -198,8 +198,7 @@ def _pack_part(
         )
     dense = _dense(weight, activations)
     tensors[f"{part}.weight"] = pack_dense(dense)
-    # Dense weights have no integer form: where the quantized ones take int8 activations, these take bf16.
-    arithmetic: Activations = "bf16" if activations == "int8" else activations
+    arithmetic: Activations = "bf16" if activations in ("int8", "fp8") else activations
     num_rows, num_columns = dense.shape
     return LinearSpec(num_columns, num_rows, dense.dtype.itemsize * 8, 0, arithmetic, has_bias, False)
 
@@ -226,6 +225,9 @@ def _fuse_rows(weights: Sequence[Weight]) -> Weight | None:
     if all(isinstance(weight, Tensor) for weight in weights):
         dense = [weight for weight in weights if isinstance(weight, Tensor)]
         return torch.cat(dense) if len({weight.dtype for weight in dense}) == 1 else None
+    fp8 = [weight for weight in weights if isinstance(weight, Fp8Weight)]
+    if len(fp8) == len(weights):
+        return fuse_fp8_rows(fp8)
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
     kinds = {(weight.num_bits, weight.group_size, weight.is_symmetric) for weight in quantized}
     if len(quantized) != len(weights) or len(kinds) != 1:

@@ -9,6 +9,7 @@ def register_fakes() -> None:
     register = torch.library.register_fake
     register("bitsmith::linear_dense")(_linear_dense)
     register("bitsmith::linear_quantized")(_linear_quantized)
+    register("bitsmith::linear_fp8")(_linear_fp8)
     register("bitsmith::write_kv_cache")(_write_kv_cache)
     register("bitsmith::paged_attention")(_paged_attention)
 
@@ -30,6 +31,18 @@ def _linear_quantized(
     activations: int,
 ) -> Tensor:
     return x.new_empty((x.shape[0], out_features))
+
+
+def _linear_fp8(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    in_features: int,
+    input_scale: float,
+    activations: int,
+) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
 
 
 def _write_kv_cache(

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from bitsmith.core.model_input import BLOCK_SIZE
+from bitsmith.ops.fp8 import PackedFp8, unpack_fp8
 from bitsmith.ops.packing import PackedLinear, unpack_quantized
 
-ACTIVATIONS_FP32, ACTIVATIONS_BF16, ACTIVATIONS_INT8 = 0, 1, 2
+ACTIVATIONS_FP32, ACTIVATIONS_BF16, ACTIVATIONS_INT8, ACTIVATIONS_E4M3 = 0, 1, 2, 3
 E4M3_MAX = 448.0
 
 
@@ -54,6 +55,26 @@ def linear_dense(x: Tensor, weight: Tensor, bias: Tensor | None, activations: in
 def linear_quantized(x: Tensor, packed: PackedLinear, bias: Tensor | None, activations: int) -> Tensor:
     """x: [tokens, in] fp32 -> [tokens, out] fp32."""
     y = round_activations(x, packed.group_size, activations) @ dequantized(packed).T
+    return (y if bias is None else y + bias.double()).float()
+
+
+def round_e4m3(x: Tensor, input_scale: float) -> Tensor:
+    """x: [tokens, in] fp32, rounded to e4m3 times a scale, fp64. input_scale 0: a scale for each token."""
+    scale = torch.tensor(input_scale)
+    if input_scale == 0.0:
+        scale = x.abs().amax(dim=1, keepdim=True) / E4M3_MAX
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    stored = (x / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    return stored.double() * scale.double()
+
+
+def linear_fp8(
+    x: Tensor, packed: PackedFp8, bias: Tensor | None, input_scale: float, activations: int
+) -> Tensor:
+    """x: [tokens, in] fp32 -> [tokens, out] fp32."""
+    is_e4m3 = activations == ACTIVATIONS_E4M3
+    rounded = round_e4m3(x, input_scale) if is_e4m3 else round_activations(x, 1, activations)
+    y = rounded @ unpack_fp8(packed).T
     return (y if bias is None else y + bias.double()).float()
 
 

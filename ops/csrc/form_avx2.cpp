@@ -2,6 +2,7 @@
 #include "activations.h"
 #include "kv_cache.h"
 #include "linear_dense.h"
+#include "linear_fp8.h"
 #include "linear_quantized.h"
 #include "paged_attention.h"
 
@@ -12,7 +13,8 @@ const Kernels* avx2_kernels() {
   using V = Avx2Vector8;
   static const Kernels kernels = {
       "avx2",      arrange_dense<V>, linear_dense<V>,   arrange_quantized<V>, linear_quantized<V>,
-      write_cache, attend<V>,        attend_segment<V>, merge_segments<V>};
+      write_cache, attend<V>,        attend_segment<V>, merge_segments<V>,
+      arrange_fp8<V>, linear_fp8<V>};
   return &kernels;
 #else
   return nullptr;

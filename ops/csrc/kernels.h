@@ -16,7 +16,7 @@ constexpr int64_t kSegmentTokens = 256;  // context is summed in segments of thi
 // at every page, and rows of small models are shorter than one.
 constexpr int64_t kPrefetchBytes = 4096;
 
-enum class Activations : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+enum class Activations : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kE4m3 = 3 };
 enum class CacheType { kFloat32, kBfloat16, kE4m3 };
 
 // y[t, n] = sum over k of x[t, k] * weight[n, k] + bias[n].
@@ -51,6 +51,17 @@ struct QuantizedLinear {
   int64_t num_tokens, in_features, out_features, group_size, num_groups;
   int num_bits;
   bool is_int8, scale_is_bf16;
+};
+
+// y[t, n] = (sum over k of x[t, k] * weight[n, k]) * scale[n] * x_scale[t] + bias[n].
+struct Fp8Linear {
+  float* x;               // [num_tokens, padded_in], rounded as the mode says; zeros beyond in_features
+  float* x_scale;         // [num_tokens], 1 where inputs are not e4m3
+  const uint8_t* weight;  // [out_features, padded_in] e4m3, zeros beyond in_features
+  const float* scale;     // [out_features]
+  const float* bias;      // [out_features] or null
+  float* y;               // [num_tokens, out_features]
+  int64_t num_tokens, in_features, padded_in, out_features;
 };
 
 struct CacheWrite {
@@ -104,6 +115,9 @@ struct Kernels {
   // Merge the partials of a tile's segments, in order, and write its rows of the output.
   void (*merge_segments)(const PagedAttention&, const AttentionTile&, const float* partials,
                          int64_t num_segments, float* output);
+  void (*arrange_fp8)(const Fp8Linear&, const float* source, int64_t stride, Activations mode,
+                      float static_scale, int64_t begin, int64_t end);
+  void (*linear_fp8)(const Fp8Linear&, int64_t row_begin, int64_t row_end);
 };
 
 const Kernels* portable_kernels();

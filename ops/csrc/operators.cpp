@@ -5,6 +5,7 @@
 
 #include "cache_operators.h"
 #include "forms.h"
+#include "fp8_operator.h"
 #include "linear_operators.h"
 #include "parallel.h"
 
@@ -44,6 +45,9 @@ TORCH_LIBRARY(bitsmith, m) {
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, "
       "Tensor query_start_loc, Tensor seq_lens, float softmax_scale, float key_scale, float value_scale, "
       "int sliding_window, float soft_cap) -> Tensor");
+  m.def(
+      "linear_fp8(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int in_features, float input_scale, "
+      "int activations) -> Tensor");
   m.def("select_form(str name) -> ()", [](c10::string_view name) { select_form(name); });
   m.def("active_form() -> str", [] { return active_form(); });
   m.def("set_num_threads(int count) -> ()", [](int64_t count) { set_num_threads(count); });
@@ -53,6 +57,7 @@ TORCH_LIBRARY(bitsmith, m) {
 TORCH_LIBRARY_IMPL(bitsmith, CPU, m) {
   m.impl("linear_dense", &linear_dense);
   m.impl("linear_quantized", &linear_quantized);
+  m.impl("linear_fp8", &linear_fp8);
   m.impl("write_kv_cache", &write_kv_cache);
   m.impl("paged_attention", &paged_attention);
 }

@@ -15,6 +15,16 @@ inline uint16_t to_bf16(float value) {
 
 inline float round_to_bf16(float value) { return bits_to_float(static_cast<uint32_t>(to_bf16(value)) << 16); }
 
+// The e4m3 value nearest to a number, ties to even, magnitudes above 448 become 448; NaN stays NaN.
+inline float round_to_e4m3(float value) {
+  const uint32_t bits = float_to_bits(value), sign = bits & 0x80000000u, whole = bits & 0x7fffffffu;
+  const uint32_t magnitude = whole < 0x43e00000u ? whole : 0x43e00000u;  // 448
+  const uint32_t normal = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) & 0xfff00000u;
+  const uint32_t subnormal = float_to_bits((bits_to_float(magnitude) + 16384.0f) - 16384.0f);
+  const uint32_t rounded = magnitude < 0x3c800000u ? subnormal : normal;
+  return bits_to_float(whole > 0x7f800000u ? bits : sign | rounded);
+}
+
 // To nearest, ties to even, saturating: magnitudes above 448, infinity and NaN become 448, so that no byte
 // written is a NaN.
 inline uint8_t to_e4m3(float value) {

@@ -21,14 +21,19 @@ from bitsmith.compile.packing import pack_modules
 from bitsmith.compile.step_runner import EagerRunner
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.checkpoint_writer import CheckpointWriter
+from bitsmith.core.model_ref import ModelSource
 from bitsmith.core.progress import Reporter
+from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
 from bitsmith.ops.library import build_operators, load_operators
+from bitsmith.quantize import job as job_module
+from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.compressed_tensors import (
     kv_scale_names,
     pack_weight,
     quantization_config,
     weight_args,
 )
+from bitsmith.quantize.job import QuantizeJob, plan_quantize, quantize_model
 from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import open_weights
 
@@ -168,6 +173,29 @@ def round_to_nearest(weight: torch.Tensor, num_bits: int, *, symmetric: bool) ->
         values = (grouped / scale.float().unsqueeze(2)).round() + zero_point.float().unsqueeze(2)
     integers = values.clamp(low, high).to(torch.int8).flatten(1)
     return QuantizedWeight(integers, scale, zero_point, num_bits, GROUP_SIZE)
+
+
+@pytest.fixture(scope="session")
+def make_fp8(tmp_path_factory: pytest.TempPathFactory, make_model: ModelMaker) -> Iterator[ModelMaker]:
+    """make_fp8(scheme name, model type) -> a checkpoint that `quantize` wrote, with an FP8 KV cache."""
+    made: dict[tuple[str, str], Path] = {}
+    text = tmp_path_factory.mktemp("text") / "words.txt"
+    text.write_text(" ".join(f"{'abcdefgh'[i % 8] * (1 + i % 5)}{i * i % 97}" for i in range(600)))
+
+    def make(name: str, model_type: str = "llama") -> Path:
+        if (name, model_type) not in made:
+            num_bits, method = parse_scheme_name(name)
+            scheme = QuantizationScheme(name, num_bits, method, kv_cache="fp8")
+            model = ModelSource("tiny", make_model(model_type, dtype=torch.bfloat16))
+            out = tmp_path_factory.mktemp("fp8") / "checkpoint"
+            job = QuantizeJob(model, scheme, CalibrationSettings(str(text), 6, 32), out)
+            quantize_model(job, plan_quantize(job), Reporter(quiet=True))
+            made[name, model_type] = out
+        return made[name, model_type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_module, "reread_in_fresh_process", lambda checkpoint, records: None)
+        yield make
 
 
 @pytest.fixture(scope="session")
