@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bitsmith.core.artifact import find_finished
+from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import Manifest
 from bitsmith.core.model_ref import resolve_model
 from bitsmith.core.progress import Reporter
@@ -13,6 +14,7 @@ from bitsmith.core.scheme import SCHEME_NAMES, QuantizationScheme, parse_scheme_
 from bitsmith.pipeline.command_result import CommandResult
 from bitsmith.pipeline.scheme_text import describe_scheme
 from bitsmith.quantize.calibration import CalibrationSettings
+from bitsmith.quantize.deployment import TARGETS, Deployment, DeploymentTarget
 from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize, quantize_model
 
 
@@ -48,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-samples", type=int, default=defaults.num_samples, help="calibration rows")
     parser.add_argument("--seq-len", type=int, default=defaults.seq_len, help="tokens in a calibration row")
     parser.add_argument("--seed", type=int, default=defaults.seed, help="chooses the calibration rows")
+    parser.add_argument(
+        "--for", dest="target", choices=TARGETS, help="plan for where it will run; refuse what that cannot take"
+    )
+    parser.add_argument("--tensor-parallel", type=int, metavar="N", help="with --for: ranks (1)")
     parser.add_argument("--resume", action="store_true", help="go on with an unfinished run at --out")
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
     parser.add_argument("--accept-terms", action="store_true", help="accept a demo model's terms of use")
@@ -66,13 +72,22 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
     )
     calibration = CalibrationSettings(args.calibration, args.num_samples, args.seq_len, args.seed)
     source = resolve_model(args.model, reporter=reporter, accept_terms=args.accept_terms)
-    job = QuantizeJob(source, scheme, calibration, args.out, resume=args.resume)
+    deployment = make_deployment(args.target, args.tensor_parallel)
+    job = QuantizeJob(source, scheme, calibration, args.out, resume=args.resume, deployment=deployment)
     plan = plan_quantize(job)
     say_plan(plan, reporter)
     if args.dry_run:
         return CommandResult({"dry_run": True, "config": plan.config, "estimate": asdict(plan.estimate)})
     manifest = finished_or_quantized(job, plan, reporter)
     return CommandResult(quantized_document(args.out, manifest))
+
+
+def make_deployment(target: DeploymentTarget | None, tensor_parallel: int | None) -> Deployment | None:
+    if target is not None:
+        return Deployment(target, 1 if tensor_parallel is None else tensor_parallel)
+    if tensor_parallel is not None:
+        raise Refused("--tensor-parallel belongs to --for, which is not given; name the target too.")
+    return None
 
 
 def say_plan(plan: QuantizePlan, reporter: Reporter) -> None:

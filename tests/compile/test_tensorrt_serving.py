@@ -21,6 +21,7 @@ from bitsmith.compile.tensorrt_job import TensorrtJob, plan_tensorrt
 from bitsmith.compile.tensorrt_llm_api import load_llm, sampling_arguments
 from bitsmith.compile.tensorrt_llm_args import RunLimits
 from bitsmith.compile.tensorrt_output import compile_tensorrt
+from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import read_manifest
 from bitsmith.core.progress import Reporter
 from bitsmith.core.sampling import SamplingParams

@@ -128,9 +128,9 @@ def test_streamed_equals_whole(served: Served) -> None:
 
 def test_chat_streamed_and_whole(served: Served) -> None:
     messages: Any = [{"role": "user", "content": "hello"}]
-    ask = dict(model="m", messages=messages, temperature=0, max_completion_tokens=3)
-    whole = served.client.chat.completions.create(**ask)  # type: ignore[call-overload]
-    parts = list(served.client.chat.completions.create(stream=True, **ask))  # type: ignore[call-overload]
+    ask: Any = dict(model="m", messages=messages, temperature=0, max_completion_tokens=3)
+    whole = served.client.chat.completions.create(**ask)
+    parts = list(served.client.chat.completions.create(stream=True, **ask))
     text = whole.choices[0].message.content
     assert len(text) > 0
     assert "".join(part.choices[0].delta.content or "" for part in parts) == text
@@ -161,7 +161,7 @@ def test_stop_token_ids_and_ends(served: Served, encode: Callable[[str], list[in
 
 
 def test_seed_repeats_and_choices_differ(served: Served) -> None:
-    ask = {"max_tokens": 8, "temperature": 1.0, "seed": -7}
+    ask: dict[str, Any] = {"max_tokens": 8, "temperature": 1.0, "seed": -7}
     first, second = (complete(served, n=2, **ask) for _ in range(2))
     texts = [choice.text for choice in first.choices]
     assert texts == [choice.text for choice in second.choices]
