@@ -7,7 +7,7 @@ stand in. What `tensorrt_llm` is imported is the environment's; nothing here imp
 import importlib
 import importlib.util
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,8 +76,8 @@ def require_llm_api(artifact: Path, manifest: Manifest, *, trust: bool) -> None:
     if target == ENGINE_TARGET and not trust:
         if _ENGINE_CONFIG not in manifest.files:  # build.sh made it, so no digest covers it
             raise Refused(
-                f"The engine in {artifact} was built by build.sh, outside of `bitsmith compile`, and an engine "
-                "is machine code that runs with your rights. Give --trust-engine if you built it."
+                f"The engine in {artifact} was built by build.sh, outside of `bitsmith compile`, and an "
+                "engine is machine code that runs with your rights. Give --trust-engine if you built it."
             )
         require_trusted(artifact, manifest.content_digest)
 
@@ -85,7 +85,7 @@ def require_llm_api(artifact: Path, manifest: Manifest, *, trust: bool) -> None:
 def load_llm(artifact: Path, manifest: Manifest) -> LoadedLlm:
     """Load what `require_llm_api` let through. Raises Refused when a file was changed or releases differ.
 
-    What build.sh added is in no manifest, so that such an artifact cannot be verified: it was trusted by name.
+    What build.sh added is in no manifest, so such an artifact cannot be verified: it was trusted by name.
     """
     if target_of(manifest) == PYTORCH_TARGET or _ENGINE_CONFIG in manifest.files:
         verify_files_cached(artifact, manifest)
@@ -118,7 +118,9 @@ def engine_config(artifact: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((artifact / _ENGINE_CONFIG).read_bytes()))
     except (OSError, ValueError, TypeError) as error:
-        raise Refused(f"{artifact / _ENGINE_CONFIG} cannot be read ({error}); build the engine again.") from error
+        raise Refused(
+            f"{artifact / _ENGINE_CONFIG} cannot be read ({error}); build the engine again."
+        ) from error
 
 
 def sampling_arguments(

@@ -133,9 +133,7 @@ def _quantize_job(recipe: Recipe, root: Path, source: ModelSource) -> QuantizeJo
         section.calibration.seed,
     )
     deployment = make_deployment(section.target, section.tensor_parallel)
-    return QuantizeJob(
-        source, scheme, calibration, root / "quantized", resume=True, deployment=deployment
-    )
+    return QuantizeJob(source, scheme, calibration, root / "quantized", resume=True, deployment=deployment)
 
 
 def _plan_evaluate(recipe: Recipe, root: Path, source: ModelSource) -> EvaluatePlan:

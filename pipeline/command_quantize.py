@@ -51,7 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seq-len", type=int, default=defaults.seq_len, help="tokens in a calibration row")
     parser.add_argument("--seed", type=int, default=defaults.seed, help="chooses the calibration rows")
     parser.add_argument(
-        "--for", dest="target", choices=TARGETS, help="plan for where it will run; refuse what that cannot take"
+        "--for",
+        dest="target",
+        choices=TARGETS,
+        help="plan for where it will run; refuse what that cannot take",
     )
     parser.add_argument("--tensor-parallel", type=int, metavar="N", help="with --for: ranks (1)")
     parser.add_argument("--resume", action="store_true", help="go on with an unfinished run at --out")

@@ -38,7 +38,7 @@ class Deployment:
             raise Refused(f"--tensor-parallel must be 1 or more, not {self.tensor_parallel}.")
         if self.target == "cpu" and self.tensor_parallel > 1:
             raise Refused(
-                f"--tensor-parallel {self.tensor_parallel}: the native engine runs on one machine's processor. "
+                f"--tensor-parallel {self.tensor_parallel}: the native engine runs on one processor. "
                 "Leave it out, or name another --for."
             )
 
@@ -66,9 +66,7 @@ def plan_deployment(
     return _with_group_size(deployment, scheme, rank_shapes)
 
 
-def _check_tensorrt(
-    deployment: Deployment, scheme: QuantizationScheme, config: Mapping[str, Any]
-) -> None:
+def _check_tensorrt(deployment: Deployment, scheme: QuantizationScheme, config: Mapping[str, Any]) -> None:
     model_type = config.get("model_type")
     if model_type not in _TENSORRT_FAMILIES:
         raise Refused(

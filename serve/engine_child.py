@@ -1,4 +1,4 @@
-"""What every engine process does, whatever runs the model in it: arguments, pipe, signals, the report of failure.
+"""What every engine process does, whatever runs the model: arguments, pipe, signals, failures.
 
 It lives as long as its parent: when the parent's end of the pipe closes, for whatever reason, the engine is
 told to end. Interrupts from a terminal or a supervisor are the parent's to handle, so that live answers can

@@ -10,7 +10,13 @@ import sys
 import threading
 from dataclasses import dataclass, field
 
-from bitsmith.compile.tensorrt_llm_api import LlmResult, LoadedLlm, load_llm, require_llm_api, sampling_arguments
+from bitsmith.compile.tensorrt_llm_api import (
+    LlmResult,
+    LoadedLlm,
+    load_llm,
+    require_llm_api,
+    sampling_arguments,
+)
 from bitsmith.core.artifact import read_finished
 from bitsmith.serve.engine_child import EngineOptions, Inbox, Send, run_engine_child
 from bitsmith.serve.engine_loop import EngineStats

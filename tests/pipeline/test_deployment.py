@@ -124,7 +124,17 @@ def test_another_target_is_another_checkpoint(model: Path, tmp_path: Path) -> No
 
 def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "q")
-    start = ["quantize", str(model), "--scheme", "w8a8-fp8-dynamic", "--out", out, "--json", "--seq-len", "32"]
+    start = [
+        "quantize",
+        str(model),
+        "--scheme",
+        "w8a8-fp8-dynamic",
+        "--out",
+        out,
+        "--json",
+        "--seq-len",
+        "32",
+    ]
     assert main([*start, "--tensor-parallel", "2"]) == 2
     assert "--tensor-parallel belongs to --for" in capsys.readouterr().err
     assert main([*start, "--for", "cpu", "--tensor-parallel", "2"]) == 2

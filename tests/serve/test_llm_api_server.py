@@ -45,13 +45,15 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def make_artifact(
-    model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
+def make_artifact(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def make(target: str) -> Path:
         out = tmp_path_factory.mktemp("artifact") / "engine"
         job = TensorrtJob(
-            model_dir, out, target, kv_cache="bf16", limits=RunLimits(max_batch_size=4)  # type: ignore[arg-type]
+            model_dir,
+            out,
+            target,
+            kv_cache="bf16",
+            limits=RunLimits(max_batch_size=4),  # type: ignore[arg-type]
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PATH", "/usr/bin:/bin")
@@ -128,7 +130,7 @@ def test_streamed_equals_whole(served: Served) -> None:
 
 def test_chat_streamed_and_whole(served: Served) -> None:
     messages: Any = [{"role": "user", "content": "hello"}]
-    ask: Any = dict(model="m", messages=messages, temperature=0, max_completion_tokens=3)
+    ask: Any = {"model": "m", "messages": messages, "temperature": 0, "max_completion_tokens": 3}
     whole = served.client.chat.completions.create(**ask)
     parts = list(served.client.chat.completions.create(stream=True, **ask))
     text = whole.choices[0].message.content
@@ -224,7 +226,16 @@ def test_built_engine_needs_trust_and_knows_its_limits(built: Path) -> None:
 def test_another_release_is_refused(built: Path) -> None:
     path = built / "engine" / "config.json"
     path.write_text(path.read_text().replace("1.2.1", "1.1.0"))
-    command = (sys.executable, "-m", "bitsmith.pipeline.main", "serve", str(built), "--trust-engine", "--port", "0")
+    command = (
+        sys.executable,
+        "-m",
+        "bitsmith.pipeline.main",
+        "serve",
+        str(built),
+        "--trust-engine",
+        "--port",
+        "0",
+    )
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(DOUBLE)}, timeout=120
     )

@@ -1,4 +1,4 @@
-"""A double of TensorRT-LLM's LLM API, with the signatures and fields that its sources show. It is not TensorRT-LLM.
+"""A double of TensorRT-LLM's LLM API, with the signatures and fields that its sources show.
 
 It "generates" letters: greedy ones follow the alphabet from the prompt's last id, sampled ones are drawn by
 the seed. Unknown arguments are errors, as in the original.
@@ -12,15 +12,15 @@ from typing import Any
 
 __version__ = "1.2.1"
 
-_SAMPLING = frozenset(
-    "end_id pad_id max_tokens bad bad_token_ids stop stop_token_ids include_stop_str_in_output embedding_bias "
-    "logits_processor n best_of use_beam_search top_k top_p top_p_min seed temperature min_tokens "
-    "repetition_penalty presence_penalty frequency_penalty length_penalty min_p logprobs prompt_logprobs "
-    "ignore_eos detokenize add_special_tokens truncate_prompt_tokens skip_special_tokens".split()
+_SAMPLING = (
+    "end_id pad_id max_tokens bad bad_token_ids stop stop_token_ids include_stop_str_in_output "
+    "embedding_bias logits_processor n best_of use_beam_search top_k top_p top_p_min seed temperature "
+    "min_tokens repetition_penalty presence_penalty frequency_penalty length_penalty min_p logprobs prompt_logprobs "
+    "ignore_eos detokenize add_special_tokens truncate_prompt_tokens skip_special_tokens"
 )
-_LLM = frozenset(
+_LLM = (
     "model tokenizer backend tensor_parallel_size pipeline_parallel_size kv_cache_config max_batch_size "
-    "max_num_tokens max_seq_len enable_chunked_prefill speculative_config disable_overlap_scheduler".split()
+    "max_num_tokens max_seq_len enable_chunked_prefill speculative_config disable_overlap_scheduler"
 )
 NUM_LETTERS = 26
 FAILING_ID = 5  # a prompt that ends in it makes the double raise
@@ -29,10 +29,10 @@ SLOW_ID = 6  # and in it: every token takes a while
 
 class SamplingParams:
     def __init__(self, max_tokens: int = 32, **fields: Any) -> None:
-        unknown = set(fields) - _SAMPLING
+        unknown = set(fields) - set(_SAMPLING.split())
         if unknown:
             raise TypeError(f"unexpected arguments {sorted(unknown)}")
-        if not 0 < max_tokens:
+        if max_tokens < 1:
             raise ValueError("max_tokens")
         self.max_tokens, self.fields = max_tokens, fields
 
@@ -104,7 +104,7 @@ class RequestOutput:
 
 class LLM:
     def __init__(self, **arguments: Any) -> None:
-        unknown = set(arguments) - _LLM
+        unknown = set(arguments) - set(_LLM.split())
         if unknown:
             raise ValueError(f"Extra inputs are not permitted: {sorted(unknown)}")
 
