@@ -15,8 +15,8 @@ __version__ = "1.2.1"
 _SAMPLING = (
     "end_id pad_id max_tokens bad bad_token_ids stop stop_token_ids include_stop_str_in_output "
     "embedding_bias logits_processor n best_of use_beam_search top_k top_p top_p_min seed temperature "
-    "min_tokens repetition_penalty presence_penalty frequency_penalty length_penalty min_p logprobs prompt_logprobs "
-    "ignore_eos detokenize add_special_tokens truncate_prompt_tokens skip_special_tokens"
+    "min_tokens repetition_penalty presence_penalty frequency_penalty length_penalty min_p logprobs "
+    "prompt_logprobs ignore_eos detokenize add_special_tokens truncate_prompt_tokens skip_special_tokens"
 )
 _LLM = (
     "model tokenizer backend tensor_parallel_size pipeline_parallel_size kv_cache_config max_batch_size "
