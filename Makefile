@@ -11,7 +11,7 @@ TYPES := build/types/bitsmith
 # Byte code is written by the first run, for the modules that are used: pip would compile every file of every package.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test lint types clean
+.PHONY: install demo gpu-check test lint types clean
 
 install: $(INSTALLED)
 
@@ -23,6 +23,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/bitsmith run examples/quickstart.yaml
+
+# Under ten minutes; a second call goes on where the first one was.
+gpu-check: install
+	$(BIN)/bitsmith doctor --gpu
 
 test: lint types
 	$(BIN)/python -m pytest -q

@@ -20,6 +20,7 @@ from bitsmith.compile.tensorrt_triton import TritonSettings, make_engine_reposit
 from bitsmith.compile.tensorrt_unified_check import check_unified_checkpoint
 from bitsmith.compile.tensorrt_unified_copy import UnifiedCopy, copy_checkpoint
 from bitsmith.compile.tensorrt_unified_export import UnifiedExport
+from bitsmith.compile.trusted_engines import record_engine
 from bitsmith.core.artifact import ArtifactSpec, PendingArtifact, read_finished, write_artifact
 from bitsmith.core.errors import WorkFailed
 from bitsmith.core.manifest import Manifest
@@ -44,7 +45,10 @@ def compile_tensorrt(job: TensorrtJob, plan: TensorrtPlan, reporter: Reporter) -
             )
     if job.triton is not None:
         _write_triton(job, plan)
-    return read_finished(job.out, "engine")
+    manifest = read_finished(job.out, "engine")
+    if manifest.details["state"] == "built":
+        record_engine(manifest.content_digest)
+    return manifest
 
 
 def _write_engine(

@@ -33,7 +33,10 @@ class CalibrationSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeSection:
-    """group_size: columns per scale, `auto`, or `channel` for one scale per output channel."""
+    """group_size: columns per scale, `auto`, or `channel` for one scale per output channel.
+
+    target, tensor_parallel: where the checkpoint will run, as `quantize --for` takes it.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -42,6 +45,8 @@ class QuantizeSection:
     symmetric: bool = True
     act_order: bool = False
     kv_cache: Literal["none", "fp8"] = "none"
+    target: Literal["cpu", "tensorrt-llm", "tensorrt-llm-pytorch", "vllm"] | None = None
+    tensor_parallel: Positive | None = None
     calibration: CalibrationSection = field(default_factory=CalibrationSection)
 
 

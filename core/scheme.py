@@ -22,7 +22,7 @@ class QuantizationScheme:
 
     num_bits: weight bits, 16 for the scheme `none`. group_size: columns per scale, "auto", "channel" for
     one scale per output channel, or "tensor" (only resolved, for FP8). kv_cache: the KV-cache type for
-    which scales are calibrated.
+    which scales are calibrated. signed_scale: symmetric scales may be negative; a target may forbid it.
     """
 
     name: str
@@ -32,6 +32,7 @@ class QuantizationScheme:
     symmetric: bool = True
     act_order: bool = False
     kv_cache: KVCacheScheme = "none"
+    signed_scale: bool = True
 
     @property
     def activation_scale(self) -> ActivationScale | None:

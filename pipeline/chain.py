@@ -29,7 +29,7 @@ from bitsmith.pipeline.chain_summary import (
     write_summary,
 )
 from bitsmith.pipeline.command_evaluate import finished_or_evaluated
-from bitsmith.pipeline.command_quantize import finished_or_quantized, say_plan
+from bitsmith.pipeline.command_quantize import finished_or_quantized, make_deployment, say_plan
 from bitsmith.pipeline.contenders import ContenderSource
 from bitsmith.pipeline.decode_speed import check_context, measure_decode_speed
 from bitsmith.pipeline.engine_pair import compile_pair
@@ -133,7 +133,8 @@ def _quantize_job(recipe: Recipe, root: Path, source: ModelSource) -> QuantizeJo
         section.calibration.seq_len,
         section.calibration.seed,
     )
-    return QuantizeJob(source, scheme, calibration, root / "quantized", resume=True)
+    deployment = make_deployment(section.target, section.tensor_parallel)
+    return QuantizeJob(source, scheme, calibration, root / "quantized", resume=True, deployment=deployment)
 
 
 def _plan_evaluate(recipe: Recipe, root: Path, source: ModelSource) -> EvaluatePlan:

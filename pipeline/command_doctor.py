@@ -7,16 +7,21 @@ import platform
 import shutil
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
 from bitsmith.core.cache import cache_dir
+from bitsmith.core.errors import Refused
 from bitsmith.core.progress import Reporter
 from bitsmith.core.versions import TESTED_TORCH
 from bitsmith.ops.isa import cpu_flags
 from bitsmith.pipeline.command_result import CommandResult
+from bitsmith.pipeline.gpu_check import exit_code, run_steps
+from bitsmith.pipeline.gpu_steps import gpu_steps
 
 Status = Literal["ok", "note", "missing"]
 _ISA_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8")
+_GPU_CHECK_OUT = Path("runs/gpu-check")
 _MIN_FREE_BYTES = 5_000_000_000
 
 
@@ -31,16 +36,29 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    del parser  # the machine is the only argument
+    parser.add_argument(
+        "--gpu", action="store_true", help="build, compare, serve and measure on an NVIDIA GPU; resumable"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"with --gpu: its reports ({_GPU_CHECK_OUT})")
 
 
 def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
-    del args
+    if args.gpu:
+        return _check_gpu(args.out or _GPU_CHECK_OUT, reporter)
+    if args.out is not None:
+        raise Refused("--out belongs to --gpu, which is not given.")
     findings = [_system(), _processor(), _memory(), _disk(), _compiler(), _torch(), _gpu(), _tensorrt_llm()]
     for finding in findings:
         remedy = f"  -> {finding.remedy}" if finding.remedy else ""
         reporter.say(f"{finding.status:8}{finding.subject:16}{finding.found}{remedy}")
     return CommandResult({"findings": [dataclasses.asdict(finding) for finding in findings]})
+
+
+def _check_gpu(out: Path, reporter: Reporter) -> CommandResult:
+    machine = f"{platform.node()} {platform.machine()} {version('bitsmith')}"
+    results = run_steps(gpu_steps(out), out, machine, reporter)
+    reporter.say(f"wrote {out / 'gpu-check.json'} and {out / 'gpu-check.md'}")
+    return CommandResult({"steps": [dataclasses.asdict(result) for result in results]}, exit_code(results))
 
 
 def _system() -> Finding:

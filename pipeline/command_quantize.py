@@ -14,6 +14,7 @@ from bitsmith.core.scheme import SCHEME_NAMES, QuantizationScheme, parse_scheme_
 from bitsmith.pipeline.command_result import CommandResult
 from bitsmith.pipeline.scheme_text import describe_scheme
 from bitsmith.quantize.calibration import CalibrationSettings
+from bitsmith.quantize.deployment import TARGETS, Deployment, DeploymentTarget
 from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize, quantize_model, say_calibration
 from bitsmith.quantize.plan import needs_calibration
 
@@ -49,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-samples", type=int, help=f"calibration rows (default {defaults.num_samples})")
     parser.add_argument("--seq-len", type=int, help=f"tokens in a row (default {defaults.seq_len})")
     parser.add_argument("--seed", type=int, help=f"chooses the calibration rows (default {defaults.seed})")
+    parser.add_argument(
+        "--for",
+        dest="target",
+        choices=TARGETS,
+        help="plan for where it will run; refuse what that cannot take",
+    )
+    parser.add_argument("--tensor-parallel", type=int, metavar="N", help="with --for: ranks (1)")
     parser.add_argument("--resume", action="store_true", help="go on with an unfinished run at --out")
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
     parser.add_argument("--accept-terms", action="store_true", help="accept a demo model's terms of use")
@@ -67,7 +75,8 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
     )
     calibration = _calibration(args, scheme)
     source = resolve_model(args.model, reporter=reporter, accept_terms=args.accept_terms)
-    job = QuantizeJob(source, scheme, calibration, args.out, resume=args.resume)
+    deployment = make_deployment(args.target, args.tensor_parallel)
+    job = QuantizeJob(source, scheme, calibration, args.out, resume=args.resume, deployment=deployment)
     plan = plan_quantize(job)
     say_plan(plan, reporter)
     if args.dry_run:
@@ -91,6 +100,14 @@ def _calibration(args: argparse.Namespace, scheme: QuantizationScheme) -> Calibr
             "--num-samples, --seq-len and --seed do not apply. Leave them out."
         )
     return CalibrationSettings(**given)
+
+
+def make_deployment(target: DeploymentTarget | None, tensor_parallel: int | None) -> Deployment | None:
+    if target is not None:
+        return Deployment(target, 1 if tensor_parallel is None else tensor_parallel)
+    if tensor_parallel is not None:
+        raise Refused("--tensor-parallel belongs to --for, which is not given; name the target too.")
+    return None
 
 
 def say_plan(plan: QuantizePlan, reporter: Reporter) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bitsmith.core.progress import Reporter
 from bitsmith.pipeline.command_result import CommandResult
+from bitsmith.serve.engine_choice import engine_command
 from bitsmith.serve.serve_settings import RuntimeSettings, ServeSettings
 from bitsmith.serve.server import EngineServer
 
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
         max_num_waiting=args.max_num_waiting,
         drain_timeout_s=args.drain_timeout,
     )
-    server = EngineServer(settings, reporter)
+    server = EngineServer(settings, reporter, engine_command(settings))
     if args.json:
         threading.Thread(target=_print_when_ready, args=(server, settings), daemon=True).start()
     server.run()

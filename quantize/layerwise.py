@@ -202,7 +202,8 @@ class LayerwiseQuantizer:
         size = self._scheme.group_size
         assert size != "auto", "the plan resolves auto"
         group_size = size if isinstance(size, int) else num_columns
-        return Grid(self._scheme.num_bits, group_size, self._scheme.symmetric, self._scale_dtype)
+        scheme = self._scheme
+        return Grid(scheme.num_bits, group_size, scheme.symmetric, self._scale_dtype, scheme.signed_scale)
 
 
 def _weight(layer: nn.Module, name: str) -> Tensor:

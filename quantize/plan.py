@@ -19,19 +19,21 @@ from bitsmith.core.versions import result_versions
 from bitsmith.quantize.calibration import CalibrationSettings, load_windows, token_digest
 from bitsmith.quantize.compressed_tensors import declared_bits
 from bitsmith.quantize.decoder_stack import DecoderStack
+from bitsmith.quantize.deployment import Deployment, plan_deployment
 from bitsmith.quantize.estimate import Estimate, estimate_run
 from bitsmith.quantize.selection import Selection, resolve_group_size, select_modules
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeJob:
-    """What a user asks for. resume: go on with an unfinished run at `out`."""
+    """What a user asks for. resume: go on with an unfinished run at `out`. deployment None: for no target."""
 
     model: ModelSource
     scheme: QuantizationScheme
     calibration: CalibrationSettings
     out: Path
     resume: bool = False
+    deployment: Deployment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,10 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
         raise Refused(f"{job.model.path} lacks {len(missing)} weights of its model, first {missing[0]!r}.")
     _check_seq_len(job.calibration, reader)
     selection = select_modules(stack, reader, job.scheme)
-    scheme = resolve_group_size(job.scheme, selection.shapes)
+    scheme = job.scheme
+    if job.deployment is not None:
+        scheme = plan_deployment(job.deployment, scheme, selection.shapes, reader.config)
+    scheme = resolve_group_size(scheme, selection.shapes)
     windows = load_windows(job.calibration, job.model.path) if needs_calibration(scheme) else None
     num_tokens = 0 if windows is None else windows.token_ids.numel()
     estimate = estimate_run(reader, scheme, selection.shapes, num_tokens, stack.num_layers)
@@ -155,12 +160,13 @@ def _scale_dtype(reader: CheckpointReader, selection: Selection) -> torch.dtype:
 
 
 def _config(job: QuantizeJob, scheme: QuantizationScheme, windows: TokenWindows | None) -> dict[str, Any]:
+    target = {} if job.deployment is None else {"deployment": job.deployment.to_json()}
     if windows is None:
-        return {"scheme": asdict(scheme), "calibration": None}
+        return {"scheme": asdict(scheme), "calibration": None} | target
     calibration = {
         **asdict(job.calibration),
         "source": windows.source.name,
         "token_digest": token_digest(windows.token_ids),
         "num_obtained": windows.num_obtained,
     }
-    return {"scheme": asdict(scheme), "calibration": calibration}
+    return {"scheme": asdict(scheme), "calibration": calibration} | target

@@ -20,12 +20,16 @@ _SMALLEST_SCALE = 2.0**-40  # for an all-zero group: dequantizes to exact zeros,
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The grid that integers live on. scale_dtype: the type in which scales are stored."""
+    """The grid that integers live on. scale_dtype: the type in which scales are stored.
+
+    signed_scale: a symmetric scale may be negative, where its readers take one.
+    """
 
     num_bits: int
     group_size: int
     symmetric: bool
     scale_dtype: torch.dtype = torch.float32
+    signed_scale: bool = True
 
     @property
     def quant_min(self) -> int:
@@ -120,7 +124,7 @@ def _candidates(grouped: Tensor, grid: Grid) -> list[QParams]:
         low, high = grouped.amin(dim=2).clamp(max=0), grouped.amax(dim=2).clamp(min=0)
         return [_affine_qparams(low * ratio, high * ratio, grid) for ratio in _CLIP_RATIOS]
     largest = grouped.abs().amax(dim=2)
-    signs = (-1.0, 1.0)
+    signs = (-1.0, 1.0) if grid.signed_scale else (1.0,)
     return [
         QParams(stored_scale(largest * (sign * ratio / -grid.quant_min), grid), None)
         for ratio in _CLIP_RATIOS

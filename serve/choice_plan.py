@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from bitsmith.core.sampling import SamplingParams
 from bitsmith.serve.api_bodies import MAX_CHOICES, ChatCompletionBody, CompletionBody, GenerationBody
 from bitsmith.serve.api_errors import ApiError, bad_field
-from bitsmith.serve.engine_messages import AddRequest
-from bitsmith.serve.engine_setup import RuntimeLimits
+from bitsmith.serve.engine_messages import AddRequest, EngineReady
 from bitsmith.serve.request import Vocabulary
 from bitsmith.serve.token_bytes import TokenBytes
 
@@ -38,8 +37,9 @@ class _OutputLimit:
 class ChoicePlanner:
     """Builds requests that the engine can trust; everything else is an ApiError 400 naming the field."""
 
-    def __init__(self, limits: RuntimeLimits, vocabulary: Vocabulary, token_bytes: TokenBytes) -> None:
-        self._limits = limits
+    def __init__(self, ready: EngineReady, vocabulary: Vocabulary, token_bytes: TokenBytes) -> None:
+        self._limits = ready.limits
+        self._refused_fields = ready.refused_fields
         self._vocabulary = vocabulary
         self._token_bytes = token_bytes
 
@@ -48,6 +48,7 @@ class ChoicePlanner:
             raise bad_field(
                 "n", f"{len(prompts)} prompts × n {body.n} is more than {MAX_CHOICES} choices in one request."
             )
+        self._check_fields(body)
         limit = _output_limit(body)
         self._check_limit(body, limit)
         sampling = self._sampling(body)
@@ -71,6 +72,13 @@ class ChoicePlanner:
                 )
         return choices
 
+    def _check_fields(self, body: GenerationBody) -> None:
+        """What this engine cannot honour, if it is asked for."""
+        for name, reason in self._refused_fields.items():
+            value = getattr(body, name, None)
+            if value is not None and value is not False and value != {}:
+                raise bad_field(name, reason)
+
     def _check_limit(self, body: GenerationBody, limit: _OutputLimit) -> None:
         """A limit that no prompt could use up is a mistake; one that this prompt cannot is cut (_fit)."""
         if limit.num_tokens is None:
@@ -90,6 +98,10 @@ class ChoicePlanner:
             raise bad_field(field, "it has no tokens.")
         if max(prompt) >= self._vocabulary.num_token_ids:
             raise bad_field(field, f"token ids must be below {self._vocabulary.num_token_ids}.")
+        longest = self._limits.max_prompt_len
+        if longest is not None and len(prompt) > longest:
+            text = f"it has {len(prompt)} tokens; this engine takes prompts of at most {longest}."
+            raise ApiError(400, f"{field}: {text}", param=field, code="context_length_exceeded")
         num_needed = 0 if limit.num_tokens == 0 else 1
         room = self._limits.max_model_len - len(prompt)
         if room < num_needed:

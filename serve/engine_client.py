@@ -34,6 +34,9 @@ from bitsmith.serve.serve_settings import ServeSettings
 
 ENGINE_COMMAND = (sys.executable, "-m", "bitsmith.serve.engine_process")
 
+# An engine with workers of its own ends them first; the native one ends at once.
+_CLOSE_TIMEOUT_S = 10.0
+
 Listener = Callable[[RequestProgress | None], None]  # None: the engine is dead
 
 
@@ -119,7 +122,7 @@ class EngineClient:
             self._socket = None
         if self._process is not None:
             try:
-                self._process.wait(timeout=2)
+                self._process.wait(timeout=_CLOSE_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

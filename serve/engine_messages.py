@@ -1,6 +1,7 @@
 """What the HTTP process and the engine process say to each other: JSON, checked on arrival, no pickle."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -52,11 +53,12 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """Sent once, when the engine is loaded."""
+    """Sent once, when the engine is loaded. refused_fields: of a request body, with the reason."""
 
     limits: RuntimeLimits
     tokenizer_path: str
     arithmetic: str
+    refused_fields: Mapping[str, str] = field(default_factory=dict)
     kind: Literal["ready"] = "ready"
 
 

@@ -26,7 +26,7 @@ _MIN_PROMPT_LOGITS = 16
 @dataclass(frozen=True, slots=True)
 class RuntimeLimits:
     """What the running engine can take. max_model_len: prompt and output of one request, cut to what the
-    whole KV cache holds."""
+    whole KV cache holds. max_prompt_len None: as long as the context. num_kv_blocks 0: the engine's own."""
 
     vocab_size: int
     max_model_len: int
@@ -35,6 +35,14 @@ class RuntimeLimits:
     num_kv_blocks: int
     kv_cache_bytes: int
     speculate: str
+    max_prompt_len: int | None = None
+
+    def describe(self) -> str:
+        cache = f"{self.num_kv_blocks} blocks ({self.kv_cache_bytes / 2**20:.0f} MiB)"
+        return (
+            f"context {self.max_model_len} tokens, up to {self.max_num_seqs} requests at once, "
+            f"KV cache {cache if self.num_kv_blocks else 'of its own'}, speculation {self.speculate}"
+        )
 
 
 def resolve_limits(model: StepModel, settings: RuntimeSettings) -> RuntimeLimits:

@@ -112,12 +112,9 @@ class EngineServer:
         self._api.model = await asyncio.to_thread(self._load_model, ready)
         self._api.readiness.is_loaded = True
         self.is_ready.set()
-        limits = ready.limits
         self._reporter.say(
             f"Serving {self._settings.model_name!r} ({ready.arithmetic}) at {self.url}/v1: "
-            f"context {limits.max_model_len} tokens, up to {limits.max_num_seqs} requests at once, "
-            f"KV cache {limits.num_kv_blocks} blocks ({limits.kv_cache_bytes / 2**20:.0f} MiB), "
-            f"speculation {limits.speculate}."
+            f"{ready.limits.describe()}."
         )
 
     def _load_model(self, ready: EngineReady) -> LoadedModel:
@@ -133,7 +130,7 @@ class EngineServer:
         capacity = ready.limits.max_num_seqs + self._settings.max_num_waiting
         return LoadedModel(
             encoder=PromptEncoder(tokenizer),
-            planner=ChoicePlanner(ready.limits, vocabulary, token_bytes),
+            planner=ChoicePlanner(ready, vocabulary, token_bytes),
             service=GenerationService(self._client, self._metrics, token_bytes, capacity),
             token_bytes=token_bytes,
             max_model_len=ready.limits.max_model_len,

@@ -1,4 +1,4 @@
-"""Triton repositories and the LLM-API adapter, run against doubles with TensorRT-LLM's signatures.
+"""Triton repositories and loading by the LLM API, run against doubles with TensorRT-LLM's signatures.
 
 The doubles stand in for software that cannot be installed here; they prove that our side makes the calls
 that docs/tensorrt-llm.md lists, and nothing about TensorRT-LLM itself.
@@ -18,12 +18,12 @@ import pytest
 import yaml
 
 from bitsmith.compile.tensorrt_job import TensorrtJob, plan_tensorrt
-from bitsmith.compile.tensorrt_llm_api import LlmApiGenerator, load_llm
+from bitsmith.compile.tensorrt_llm_api import load_llm, sampling_arguments
 from bitsmith.compile.tensorrt_llm_args import RunLimits
 from bitsmith.compile.tensorrt_output import compile_tensorrt
 from bitsmith.core.errors import Refused
+from bitsmith.core.manifest import read_manifest
 from bitsmith.core.progress import Reporter
-from bitsmith.core.protocols import GeneratedText
 from bitsmith.core.sampling import SamplingParams
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tensorrt"
@@ -130,39 +130,22 @@ def make(tmp_path: Path, target: str, **options: Any) -> Path:
     return tmp_path / "triton"
 
 
-def test_generator_gives_results_in_order(tensorrt_double: None) -> None:
-    generator = LlmApiGenerator(DoubleLlm(model="x"), DoubleParams)
-    params = [SamplingParams(max_tokens=2), SamplingParams(max_tokens=1, temperature=0.7, top_p=0.9, seed=3)]
-    assert list(generator.generate([[1, 2, 3], [1]], params)) == [
-        GeneratedText("<3><4>", (3, 4), "length"),
-        GeneratedText("<1>", (1,), "length"),
-    ]
-
-
 def test_greedy_stays_greedy() -> None:
-    from bitsmith.compile.tensorrt_llm_api import sampling_arguments
-
-    greedy = sampling_arguments(SamplingParams(max_tokens=5, temperature=0.0, top_p=0.5, top_k=40))
-    assert greedy["top_k"] == 1
-    assert "top_p" not in greedy
-    with pytest.raises(Refused, match="logit_bias"):
-        sampling_arguments(SamplingParams(logit_bias=((1, 2.0),)))
-
-
-def test_load_refuses_without_tensorrt_llm_and_without_an_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(Refused, match="is not installed"):
-        load_llm(tmp_path, "tensorrt-llm", {})
+    greedy = sampling_arguments(SamplingParams(temperature=0.0, top_p=0.5, top_k=40), 5, 3, {2, 7})
+    assert (greedy["top_k"], greedy["max_tokens"]) == (1, 5)
+    assert not {"top_p", "seed"} & set(greedy)
+    assert (greedy["end_id"], greedy["stop_token_ids"]) == (2, [7])
+    sampled = sampling_arguments(SamplingParams(temperature=0.7, top_p=0.5, ignore_eos=True), 5, -1, {2, 7})
+    assert (sampled["top_p"], sampled["seed"]) == (0.5, (1 << 63) - 1)
+    assert not {"end_id", "stop_token_ids"} & set(sampled)
+    assert set(greedy) | set(sampled) <= SAMPLING_FIELDS
 
 
 def test_load_makes_the_llm_of_the_target(tensorrt_double: None, tmp_path: Path) -> None:
     make(tmp_path, "tensorrt-llm-pytorch")
-    arguments = yaml.safe_load((tmp_path / "artifact" / "llm_args.yaml").read_text())
-    load_llm(tmp_path / "artifact", "tensorrt-llm-pytorch", arguments)
+    load_llm(tmp_path / "artifact", read_manifest(tmp_path / "artifact"))
     assert DoubleLlm.made[-1].arguments["model"] == str(tmp_path / "artifact" / "model")
-    with pytest.raises(Refused, match="exported, not built"):
-        load_llm(tmp_path / "artifact", "tensorrt-llm", {})
+    assert DoubleLlm.made[-1].arguments["max_batch_size"] == 4
 
 
 def no_placeholders(repository: Path) -> None:

@@ -1,0 +1,1 @@
+from tensorrt_llm import LLM as LLM  # type: ignore[import-not-found]
