@@ -33,15 +33,20 @@ class CalibrationSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeSection:
-    """group_size: columns per scale, `auto`, or `channel` for one scale per output channel."""
+    """group_size: columns per scale, `auto`, or `channel` for one scale per output channel.
+
+    act_order: left out, on where the scheme is GPTQ. refine_steps: of `refine`, for each layer.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     scheme: Text = "w4a16-gptq"
     group_size: Positive | Literal["auto", "channel"] = "auto"
     symmetric: bool = True
-    act_order: bool = False
+    act_order: bool | None = None
     kv_cache: Literal["none", "fp8"] = "none"
+    refine: bool = False
+    refine_steps: Positive | None = None
     calibration: CalibrationSection = field(default_factory=CalibrationSection)
 
 
