@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from bitsmith.core.errors import Refused
 from bitsmith.core.recipe_sections import Recipe
-from bitsmith.core.scheme import parse_scheme_name
+from bitsmith.core.scheme import parse_scheme_name, resolve_refine_steps
 from bitsmith.core.strict_yaml import load_yaml
 
 __all__ = ["Recipe", "load_recipe"]
@@ -44,6 +44,7 @@ def load_recipe(path: Path) -> Recipe:
             "\n".join([f"{path} is not a valid recipe:", *(f"  {line}" for line in lines)])
         ) from None
     parse_scheme_name(recipe.quantize.scheme)
+    resolve_refine_steps(recipe.quantize.refine, recipe.quantize.refine_steps)
     return _with_paths_from(recipe, path.parent)
 
 

@@ -36,6 +36,7 @@ class QuantizeSection:
     """group_size: columns per scale, `auto`, or `channel` for one scale per output channel.
 
     target, tensor_parallel: where the checkpoint will run, as `quantize --for` takes it.
+    act_order: left out, on where the scheme is GPTQ. refine_steps: of `refine`, for each layer.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -43,10 +44,12 @@ class QuantizeSection:
     scheme: Text = "w4a16-gptq"
     group_size: Positive | Literal["auto", "channel"] = "auto"
     symmetric: bool = True
-    act_order: bool = False
+    act_order: bool | None = None
     kv_cache: Literal["none", "fp8"] = "none"
     target: Literal["cpu", "tensorrt-llm", "tensorrt-llm-pytorch", "vllm"] | None = None
     tensor_parallel: Positive | None = None
+    refine: bool = False
+    refine_steps: Positive | None = None
     calibration: CalibrationSection = field(default_factory=CalibrationSection)
 
 

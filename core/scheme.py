@@ -14,6 +14,7 @@ _WEIGHT_ONLY = re.compile(r"^w(?P<bits>[48])a16-(?P<method>rtn|gptq)$")
 # Schemes that quantize activations too: how far one of their scales reaches.
 _ACTIVATION_SCALES: dict[str, ActivationScale] = {"w8a8-fp8": "tensor", "w8a8-fp8-dynamic": "token"}
 SCHEME_NAMES = ("w4a16-gptq", "w4a16-rtn", "w8a16-gptq", "w8a16-rtn", *_ACTIVATION_SCALES, "none")
+DEFAULT_REFINE_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,10 @@ class QuantizationScheme:
     """A scheme as the user asked for it; `quantize` resolves "auto" into a new one.
 
     num_bits: weight bits, 16 for the scheme `none`. group_size: columns per scale, "auto", "channel" for
-    one scale per output channel, or "tensor" (only resolved, for FP8). kv_cache: the KV-cache type for
-    which scales are calibrated. signed_scale: symmetric scales may be negative; a target may forbid it.
+    one scale per output channel, or "tensor" (only resolved, for FP8). act_order: None lets the method
+    choose. kv_cache: the KV-cache type for which scales are calibrated. signed_scale: symmetric scales may
+    be negative; a target may forbid it. refine_steps: of learned rounding for each layer after the method,
+    0 for none.
     """
 
     name: str
@@ -30,14 +33,26 @@ class QuantizationScheme:
     method: Method | None
     group_size: int | Literal["auto", "channel", "tensor"] = "auto"
     symmetric: bool = True
-    act_order: bool = False
+    act_order: bool | None = None
     kv_cache: KVCacheScheme = "none"
     signed_scale: bool = True
+    refine_steps: int = 0
 
     @property
     def activation_scale(self) -> ActivationScale | None:
         """tensor: one static scale, from calibration. token: chosen at run time. None: not quantized."""
         return _ACTIVATION_SCALES.get(self.name)
+
+
+def resolve_refine_steps(refine: bool, steps: int | None) -> int:
+    """Steps of refinement, 0 for none. Raises Refused where steps are given and refinement is not."""
+    if steps is not None and not refine:
+        raise Refused(
+            f"refine_steps is {steps}, but refine is off. Turn refine on, or leave refine_steps out."
+        )
+    if steps is not None and steps < 1:
+        raise Refused(f"refine_steps is {steps}; it must be at least 1.")
+    return (steps or DEFAULT_REFINE_STEPS) if refine else 0
 
 
 def parse_scheme_name(name: str) -> tuple[int, Method | None]:

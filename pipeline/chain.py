@@ -15,7 +15,7 @@ from bitsmith.core.model_ref import ModelSource, resolve_model
 from bitsmith.core.progress import Reporter
 from bitsmith.core.quality import QualityReport, Verdict
 from bitsmith.core.recipe import Recipe
-from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
+from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name, resolve_refine_steps
 from bitsmith.core.text_source import load_text
 from bitsmith.core.tokenizer import load_tokenizer
 from bitsmith.evaluate.job import EvaluateJob, EvaluatePlan, plan_evaluate
@@ -126,6 +126,7 @@ def _quantize_job(recipe: Recipe, root: Path, source: ModelSource) -> QuantizeJo
         symmetric=section.symmetric,
         act_order=section.act_order,
         kv_cache=section.kv_cache,
+        refine_steps=resolve_refine_steps(section.refine, section.refine_steps),
     )
     calibration = CalibrationSettings(
         section.calibration.source,

@@ -10,7 +10,13 @@ from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import MANIFEST_NAME, Manifest
 from bitsmith.core.model_ref import resolve_model
 from bitsmith.core.progress import Reporter
-from bitsmith.core.scheme import SCHEME_NAMES, QuantizationScheme, parse_scheme_name
+from bitsmith.core.scheme import (
+    DEFAULT_REFINE_STEPS,
+    SCHEME_NAMES,
+    QuantizationScheme,
+    parse_scheme_name,
+    resolve_refine_steps,
+)
 from bitsmith.pipeline.command_result import CommandResult
 from bitsmith.pipeline.scheme_text import describe_scheme
 from bitsmith.quantize.calibration import CalibrationSettings
@@ -35,10 +41,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     grid.add_argument("--symmetric", dest="symmetric", action="store_true", default=True, help="the default")
     grid.add_argument("--asymmetric", dest="symmetric", action="store_false", help="store zero points too")
     parser.add_argument(
-        "--act-order", action="store_true", help="GPTQ: columns with the largest inputs first (static groups)"
+        "--act-order",
+        action=argparse.BooleanOptionalAction,
+        help="GPTQ: columns with the largest inputs first, static groups (the default of GPTQ)",
     )
     parser.add_argument(
         "--kv-cache", choices=["none", "fp8"], default="none", help="calibrate scales for this KV cache"
+    )
+    parser.add_argument(
+        "--refine",
+        action="store_true",
+        help="then learn rounding and scales, layer by layer, against the unquantized model's outputs",
+    )
+    parser.add_argument(
+        "--refine-steps",
+        type=int,
+        metavar="N",
+        help=f"steps of --refine for each layer (default: {DEFAULT_REFINE_STEPS})",
     )
     defaults = CalibrationSettings()
     parser.add_argument(
@@ -72,6 +91,7 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
         symmetric=args.symmetric,
         act_order=args.act_order,
         kv_cache=args.kv_cache,
+        refine_steps=resolve_refine_steps(args.refine, args.refine_steps),
     )
     calibration = _calibration(args, scheme)
     source = resolve_model(args.model, reporter=reporter, accept_terms=args.accept_terms)

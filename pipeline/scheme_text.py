@@ -13,4 +13,5 @@ def describe_scheme(scheme: QuantizationScheme) -> str:
         return f"{scheme.name}, one weight scale per {weights}, inputs with {inputs}"
     grid = "symmetric" if scheme.symmetric else "asymmetric"
     order = ", act order" if scheme.act_order else ""
-    return f"{scheme.name}, group size {scheme.group_size}, {grid}{order}"
+    refined = f", refined in {scheme.refine_steps} steps" if scheme.refine_steps else ""
+    return f"{scheme.name}, group size {scheme.group_size}, {grid}{order}{refined}"

@@ -63,7 +63,7 @@ def write_config(config: dict[str, Any], target: Path, plan: "QuantizePlan") -> 
             weights = fp8_weight_args(scheme.activation_scale)
             inputs = fp8_input_args(scheme.activation_scale)
         elif scheme.method is not None:
-            weights = weight_args(scheme.num_bits, group_size, scheme.symmetric, scheme.act_order)
+            weights = weight_args(scheme.num_bits, group_size, scheme.symmetric, scheme.act_order is True)
         # The head is a linear module by class; it must be named even where it is tied and not stored.
         body["quantization_config"] = quantization_config(weights, ["lm_head"], scheme.kv_cache, inputs)
     (target / "config.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")

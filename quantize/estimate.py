@@ -40,8 +40,10 @@ def estimate_run(
     shapes: Mapping[str, tuple[int, int]],
     num_tokens: int,
     num_layers: int,
+    tokens_per_step: int,
 ) -> Estimate:
-    """num_tokens: calibration tokens, 0 where none are needed. shapes: (out, in) of what is quantized."""
+    """num_tokens: calibration tokens, 0 where none are needed. shapes: (out, in) of what is quantized.
+    tokens_per_step: of refinement, 0 for none."""
     stored = sum(math.prod(reader.shape(n)) * reader.dtype(n).itemsize for n in reader.names)
     dense = sum(
         rows * columns * reader.dtype(f"{n}.weight").itemsize for n, (rows, columns) in shapes.items()
@@ -52,12 +54,13 @@ def estimate_run(
     kv_scales = 0 if scheme.kv_cache == "none" else 2 * _FP32_BYTES * num_layers
     output = stored - dense + packed + kv_scales
     hidden_size = int(_text_config(reader.config)["hidden_size"])
-    hidden = num_tokens * hidden_size * _FP32_BYTES
+    # Refinement keeps the unquantized model's activations beside the quantized one's.
+    hidden = num_tokens * hidden_size * _FP32_BYTES * (2 if tokens_per_step else 1)
     return Estimate(
         output_bytes=output,
         disk_bytes=output + packed + 2 * hidden,
         peak_memory_bytes=_peak_memory(reader, shapes, num_tokens, hidden, num_layers),
-        seconds=_seconds(reader, scheme, shapes, num_tokens),
+        seconds=_seconds(reader, scheme, shapes, (num_tokens, tokens_per_step)),
     )
 
 
@@ -85,13 +88,19 @@ def _seconds(
     reader: CheckpointReader,
     scheme: QuantizationScheme,
     shapes: Mapping[str, tuple[int, int]],
-    num_tokens: int,
+    tokens: tuple[int, int],
 ) -> float:
+    """tokens: of calibration, and of one step of refinement."""
+    num_tokens, tokens_per_step = tokens
     stored = sum(math.prod(reader.shape(n)) * reader.dtype(n).itemsize for n in reader.names)
     num_weights = sum(rows * columns for rows, columns in shapes.values())
     plain = stored / _COPY_BYTES_PER_S + num_weights * _SECONDS_PER_WEIGHT
     in_layers = [n for n in reader.names if ".layers." in n and len(reader.shape(n)) == 2]
-    work = _FORWARD_FACTOR * 2.0 * sum(math.prod(reader.shape(n)) for n in in_layers) * num_tokens
+    forward = _FORWARD_FACTOR * 2.0 * sum(math.prod(reader.shape(n)) for n in in_layers)
+    work = forward * num_tokens
+    if tokens_per_step:
+        # The unquantized model runs too; a step is a forward and a backward of about two.
+        work += forward * (num_tokens + 3 * scheme.refine_steps * tokens_per_step)
     if scheme.method == "gptq":
         # q, k, v and gate, up share a Hessian: about half of the modules bring one.
         work += _HESSIAN_FACTOR * num_tokens * sum(columns * columns for _, columns in shapes.values())

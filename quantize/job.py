@@ -60,7 +60,12 @@ def _fill(
     if plan.scheme.method is not None or needs_calibration(plan.scheme):
         token_ids = None if plan.windows is None else plan.windows.token_ids
         quantizer = LayerwiseQuantizer(
-            DecoderStack(reader), plan.scheme, tuple(plan.selection.shapes), plan.scale_dtype, token_ids
+            DecoderStack(reader),
+            plan.scheme,
+            tuple(plan.selection.shapes),
+            plan.scale_dtype,
+            token_ids,
+            job.calibration.seed,
         )
         reports = quantizer.run(state, reporter)
     not_copied = copy_side_files(job.model.path, pending.partial)
@@ -112,6 +117,7 @@ def _details(job: QuantizeJob, plan: QuantizePlan, reports: Sequence[LayerReport
         "methods": dict(Counter(record.method for record in modules)),
         "mean_relative_error": math.fsum(errors) / len(errors) if errors else None,
         "kv_scales": [report.kv_scales for report in reports] if plan.scheme.kv_cache != "none" else None,
+        "refine": [asdict(report.refine) for report in reports if report.refine is not None],
         "unquantized": [asdict(module) for module in plan.selection.unquantized],
         "source_bytes": _weight_bytes(job.model.path),
     }

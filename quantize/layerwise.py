@@ -16,15 +16,16 @@ from bitsmith.core.errors import WorkFailed
 from bitsmith.core.manifest import Fallback
 from bitsmith.core.progress import Reporter
 from bitsmith.core.scheme import QuantizationScheme
-from bitsmith.quantize.compressed_tensors import kv_scale_names, store_weight
 from bitsmith.quantize.decoder_stack import DecoderStack, LayerCalls, cache_argument
 from bitsmith.quantize.fp8_stage import input_amax, quantize_by_fp8
 from bitsmith.quantize.hessian import HessianAccumulator
 from bitsmith.quantize.kv_scales import KVObserver
+from bitsmith.quantize.layer_refiner import RefineRows, RefineSettings, refine_layer, rows_per_step
+from bitsmith.quantize.layer_result import LayerResult
 from bitsmith.quantize.layer_runner import LayerRunner
 from bitsmith.quantize.layer_stages import Stage, find_stages
 from bitsmith.quantize.qparams import Grid
-from bitsmith.quantize.records import LayerReport, ModuleRecord, is_finite
+from bitsmith.quantize.records import LayerReport, is_finite
 from bitsmith.quantize.resume_state import ResumeState
 from bitsmith.quantize.stage_quantizer import QuantizedStage, quantize_by_gptq, quantize_by_rtn
 
@@ -35,24 +36,20 @@ _PROBE_TOKENS = 8
 @dataclass(frozen=True, slots=True)
 class _Batches:
     """hidden_states: by batch, what the next layer reads. keywords: by batch, then by layer.
-    probe: the calls of a few tokens, None where no tokens are needed."""
+    probe: the calls of a few tokens, None where no tokens are needed. reference: by batch, what the next
+    layer reads in the unquantized model, and step_keywords: by layer; both empty unless layers are
+    refined."""
 
     hidden_states: list[Tensor]
     keywords: Sequence[Sequence[Mapping[str, Any]]]
     probe: LayerCalls | None
-
-
-@dataclass(slots=True)
-class _LayerResult:
-    """Grows as the layer's stages are done."""
-
-    tensors: dict[str, Tensor]
-    records: list[ModuleRecord]
-    fallbacks: list[Fallback]
+    reference: list[Tensor]
+    step_keywords: Sequence[Mapping[str, Any]]
 
 
 class LayerwiseQuantizer:
-    """Runs one resolved scheme over a stack. token_ids: [num_samples, seq_len], or None where unneeded."""
+    """Runs one resolved scheme over a stack. token_ids: [num_samples, seq_len], or None where unneeded.
+    seed: of refinement, where the scheme asks for it."""
 
     def __init__(
         self,
@@ -61,12 +58,14 @@ class LayerwiseQuantizer:
         selected: Sequence[str],
         scale_dtype: torch.dtype,
         token_ids: Tensor | None,
+        seed: int,
     ) -> None:
         self._stack = stack
         self._scheme = scheme
         self._selected = frozenset(selected)
         self._scale_dtype = scale_dtype
         self._token_ids = token_ids
+        self._seed = seed
 
     def run(self, state: ResumeState, reporter: Reporter) -> list[LayerReport]:
         """Quantize every layer that `state` does not hold yet; reports of all layers."""
@@ -76,7 +75,7 @@ class LayerwiseQuantizer:
                 reporter.say(f"Resuming: {num_finished} of {num_layers} layers are finished.")
             batches = self._first_batches()
             if num_finished:
-                batches = dataclasses.replace(batches, hidden_states=state.load_hidden(num_finished - 1))
+                batches = _with_hidden(batches, state.load_hidden(num_finished - 1))
             left = range(num_finished, num_layers)
             for index in reporter.track(left, total=len(left), label="Quantizing layers"):
                 batches = self._do_layer(index, batches, state)
@@ -85,7 +84,7 @@ class LayerwiseQuantizer:
     def _first_batches(self) -> _Batches:
         """The embedded tokens, and what the layers are called with besides."""
         if self._token_ids is None:
-            return _Batches([], [], None)
+            return _Batches([], [], None, [], [])
         batch_size = max(1, TOKENS_PER_BATCH // self._token_ids.shape[1])
         self._stack.fill_embedding()
         hidden, keywords = [], []
@@ -96,29 +95,58 @@ class LayerwiseQuantizer:
             # Rows are of one length and unpadded, so masks depend on the batch's size alone.
             keywords.append(by_size.setdefault(rows.shape[0], calls.keywords))
         probe = self._stack.layer_calls(self._token_ids[:1, :_PROBE_TOKENS])
+        reference: list[Tensor] = []
+        step_keywords: Sequence[Mapping[str, Any]] = []
+        if self._scheme.refine_steps:
+            reference = list(hidden)
+            step_ids = self._token_ids[: rows_per_step(len(self._token_ids))]
+            step_keywords = self._stack.layer_calls(step_ids).keywords
         self._stack.release_embedding()
-        return _Batches(hidden, keywords, probe)
+        return _Batches(hidden, keywords, probe, reference, step_keywords)
 
     def _do_layer(self, index: int, batches: _Batches, state: ResumeState) -> _Batches:
-        layer = self._stack.materialise(index)
-        observer = KVObserver() if self._scheme.kv_cache == "fp8" else None
-        extra = {} if observer is None else {cache_argument(layer): observer}
-        keywords = [{**by_layer[index], **extra} for by_layer in batches.keywords]
-        runner = LayerRunner(layer, batches.hidden_states, keywords)
-        result = _LayerResult({}, [], [])
+        layer, prefix = self._stack.materialise(index), self._stack.layer_name(index)
+        keywords = [by_layer[index] for by_layer in batches.keywords]
+        reference = list(LayerRunner(layer, batches.reference, keywords).outputs())
+        originals = {n: _weight(layer, n).clone() for n in self._selected_in(index)} if reference else {}
+        result = LayerResult(prefix)
+        observer, runner = self._observed(layer, batches, keywords)
         self._quantize_modules(index, layer, runner, batches.probe, result)
+        if reference:
+            rows = RefineRows(
+                torch.cat(batches.hidden_states), torch.cat(reference), batches.step_keywords[index]
+            )
+            start = {name: (originals[name], weight) for name, weight in result.rounded().items()}
+            settings = RefineSettings(self._scheme.refine_steps, self._seed)
+            result.add_refined(refine_layer(layer, start, rows, settings, prefix), originals)
+            # What was observed and stored so far came from the weights before.
+            observer, runner = self._observed(layer, batches, keywords)
         is_last = index == self._stack.num_layers - 1
         outputs = [] if is_last and observer is None else list(runner.outputs())
         if not all(is_finite(output) for output in outputs):
             raise WorkFailed(
-                f"The activations after {self._stack.layer_name(index)} are not finite: the model overflows "
+                f"The activations after {prefix} are not finite: the model overflows "
                 "on the calibration data. Check its weights, or calibrate on other text."
             )
-        scales = None if observer is None else self._kv_scales(index, observer, result)
-        hidden = [] if is_last else outputs
-        report = LayerReport(result.records, result.fallbacks, scales)
-        state.save(index, report, result.tensors, hidden)
-        return dataclasses.replace(batches, hidden_states=hidden)
+        if observer is not None:
+            result.add_kv_scales(observer.scales())
+        hidden = [] if is_last else [*outputs, *reference]
+        state.save(index, result.report(), result.tensors(), hidden)
+        return _with_hidden(batches, hidden)
+
+    def _observed(
+        self, layer: nn.Module, batches: _Batches, keywords: Sequence[Mapping[str, Any]]
+    ) -> tuple[KVObserver | None, LayerRunner]:
+        """A runner of the layer and, where its cache gets scales, the observer of what it puts there."""
+        if self._scheme.kv_cache != "fp8":
+            return None, LayerRunner(layer, batches.hidden_states, keywords)
+        observer = KVObserver()
+        extra = {cache_argument(layer): observer}
+        return observer, LayerRunner(layer, batches.hidden_states, [{**k, **extra} for k in keywords])
+
+    def _selected_in(self, index: int) -> list[str]:
+        prefix = self._stack.layer_name(index)
+        return [name for name in self._stack.linear_shapes(index) if f"{prefix}.{name}" in self._selected]
 
     def _quantize_modules(
         self,
@@ -126,10 +154,10 @@ class LayerwiseQuantizer:
         layer: nn.Module,
         runner: LayerRunner,
         probe: LayerCalls | None,
-        result: _LayerResult,
+        result: LayerResult,
     ) -> None:
         prefix = self._stack.layer_name(index)
-        selected = [name for name in self._stack.linear_shapes(index) if f"{prefix}.{name}" in self._selected]
+        selected = self._selected_in(index)
         done: set[str] = set()
         if self._scheme.method == "gptq" or self._scheme.activation_scale == "tensor":
             assert probe is not None, "there are calibration tokens"
@@ -154,7 +182,7 @@ class LayerwiseQuantizer:
         return quantize_by_rtn(weights, self._grid(weight.shape[1]))
 
     def _fp8_stage(
-        self, prefix: str, layer: nn.Module, runner: LayerRunner, stage: Stage, result: _LayerResult
+        self, prefix: str, layer: nn.Module, runner: LayerRunner, stage: Stage, result: LayerResult
     ) -> None:
         weights = {f"{prefix}.{name}": _weight(layer, name) for name in stage.modules}
         amax = input_amax(runner.stage_inputs(stage))
@@ -162,41 +190,26 @@ class LayerwiseQuantizer:
         runner.finish_stage(stage)
 
     def _gptq_stage(
-        self, prefix: str, layer: nn.Module, runner: LayerRunner, stage: Stage, result: _LayerResult
+        self, prefix: str, layer: nn.Module, runner: LayerRunner, stage: Stage, result: LayerResult
     ) -> None:
         weights = {f"{prefix}.{name}": _weight(layer, name) for name in stage.modules}
         num_columns = next(iter(weights.values())).shape[1]
         accumulator = HessianAccumulator(num_columns)
         for inputs in runner.stage_inputs(stage):
             accumulator.add(inputs)
+        act_order = self._scheme.act_order
+        assert act_order is not None, "the plan resolves it"
         quantized = quantize_by_gptq(
-            weights, accumulator.mean(), self._grid(num_columns), act_order=self._scheme.act_order
+            weights, accumulator.mean(), self._grid(num_columns), act_order=act_order
         )
         self._install(prefix, layer, quantized, result)
         runner.finish_stage(stage)
 
-    def _install(
-        self, prefix: str, layer: nn.Module, quantized: QuantizedStage, result: _LayerResult
-    ) -> None:
-        """Put the quantized weights into the layer, and their packed form into the result."""
+    def _install(self, prefix: str, layer: nn.Module, quantized: QuantizedStage, result: LayerResult) -> None:
+        """Put the quantized weights into the layer and into the result."""
         for name, weight in quantized.weights.items():
             _weight(layer, name.removeprefix(f"{prefix}.")).copy_(weight.dequantize())
-            result.tensors |= store_weight(name, weight)
-        result.records += quantized.records
-        result.fallbacks += quantized.fallbacks
-
-    def _kv_scales(self, index: int, observer: KVObserver, result: _LayerResult) -> tuple[float, float]:
-        prefix = self._stack.layer_name(index)
-        scales = observer.scales()
-        if scales is None:
-            reason = "calibration put nothing but zeros into this layer's cache"
-            result.fallbacks.append(
-                Fallback(f"{prefix}.self_attn", "calibrated FP8 KV scales", "scale 1", reason)
-            )
-            scales = (1.0, 1.0)
-        names = kv_scale_names(prefix)
-        result.tensors |= {name: torch.tensor([scale]) for name, scale in zip(names, scales, strict=True)}
-        return scales
+        result.add(quantized)
 
     def _grid(self, num_columns: int) -> Grid:
         size = self._scheme.group_size
@@ -204,6 +217,12 @@ class LayerwiseQuantizer:
         group_size = size if isinstance(size, int) else num_columns
         scheme = self._scheme
         return Grid(scheme.num_bits, group_size, scheme.symmetric, self._scale_dtype, scheme.signed_scale)
+
+
+def _with_hidden(batches: _Batches, hidden: list[Tensor]) -> _Batches:
+    """hidden: as `ResumeState` keeps it, the next layer's inputs followed by the reference's, if any."""
+    num_batches = len(batches.keywords)
+    return dataclasses.replace(batches, hidden_states=hidden[:num_batches], reference=hidden[num_batches:])
 
 
 def _weight(layer: nn.Module, name: str) -> Tensor:

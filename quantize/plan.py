@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from bitsmith.quantize.compressed_tensors import declared_bits
 from bitsmith.quantize.decoder_stack import DecoderStack
 from bitsmith.quantize.deployment import Deployment, plan_deployment
 from bitsmith.quantize.estimate import Estimate, estimate_run
+from bitsmith.quantize.layer_refiner import rows_per_step
 from bitsmith.quantize.selection import Selection, resolve_group_size, select_modules
 
 
@@ -70,10 +71,13 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
     scheme = job.scheme
     if job.deployment is not None:
         scheme = plan_deployment(job.deployment, scheme, selection.shapes, reader.config)
-    scheme = resolve_group_size(scheme, selection.shapes)
+    scheme = _resolve_act_order(resolve_group_size(scheme, selection.shapes))
     windows = load_windows(job.calibration, job.model.path) if needs_calibration(scheme) else None
+    _check_refine(scheme, windows)
     num_tokens = 0 if windows is None else windows.token_ids.numel()
-    estimate = estimate_run(reader, scheme, selection.shapes, num_tokens, stack.num_layers)
+    estimate = estimate_run(
+        reader, scheme, selection.shapes, num_tokens, stack.num_layers, _tokens_per_step(scheme, windows)
+    )
     _check_disk(job.out, estimate)
     return QuantizePlan(
         scheme=scheme,
@@ -88,7 +92,9 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
 
 
 def needs_calibration(scheme: QuantizationScheme) -> bool:
-    return scheme.method == "gptq" or scheme.activation_scale == "tensor" or scheme.kv_cache != "none"
+    if scheme.method == "gptq" or scheme.activation_scale == "tensor":
+        return True
+    return scheme.kv_cache != "none" or scheme.refine_steps > 0
 
 
 def _check_scheme(scheme: QuantizationScheme) -> None:
@@ -99,6 +105,11 @@ def _check_scheme(scheme: QuantizationScheme) -> None:
     if method is None and (scheme.group_size != "auto" or not scheme.symmetric):
         raise Refused(
             "Scheme 'none' keeps weights as they are: group_size and asymmetric do not apply to it."
+        )
+    if scheme.refine_steps and method not in ("gptq", "rtn"):
+        raise Refused(
+            f"refine is on; it learns how weights round to integers, and scheme {scheme.name!r} has none. "
+            "Turn it off."
         )
     if method == "fp8":
         _check_fp8(scheme)
@@ -116,6 +127,28 @@ def _check_fp8(scheme: QuantizationScheme) -> None:
             f"symmetric is false; FP8 has no zero points, so scheme {scheme.name!r} cannot be asymmetric. "
             "Leave it out."
         )
+
+
+def _resolve_act_order(scheme: QuantizationScheme) -> QuantizationScheme:
+    """On for GPTQ unless refused: groups are static, so that it costs nothing at run time."""
+    if scheme.act_order is not None:
+        return scheme
+    return replace(scheme, act_order=scheme.method == "gptq")
+
+
+def _check_refine(scheme: QuantizationScheme, windows: TokenWindows | None) -> None:
+    """Some rows are learned from and others decide whether the result is kept."""
+    if scheme.refine_steps and windows is not None and windows.num_obtained < 2:
+        raise Refused(
+            f"refine needs at least 2 calibration rows and has {windows.num_obtained}. Give more text, a "
+            "larger calibration.num_samples or a smaller calibration.seq_len."
+        )
+
+
+def _tokens_per_step(scheme: QuantizationScheme, windows: TokenWindows | None) -> int:
+    if windows is None or not scheme.refine_steps:
+        return 0
+    return rows_per_step(windows.num_obtained) * windows.token_ids.shape[1]
 
 
 def _check_out(job: QuantizeJob) -> None:

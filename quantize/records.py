@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from bitsmith.core.manifest import Fallback
+from bitsmith.quantize.weight import QuantizedWeight, tensor_sha256
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleRecord:
     """One quantized module.
 
-    relative_error: ||(W - real) X|| / ||W X|| over the calibration tokens; None where none were used.
+    relative_error: ||(W - real) X|| / ||W X|| over the calibration tokens; None where none were used, and
+    after refinement.
     sqnr_db: signal to quantization noise of the weights themselves; None for an exact result.
     damping: fraction of the mean diagonal of H that was added; None where no Hessian was used.
     seconds: wall time, an equal share of what modules with one input took together.
@@ -43,24 +45,57 @@ class UnquantizedModule:
 
 
 @dataclass(frozen=True, slots=True)
+class RefineRecord:
+    """What learning did to one layer.
+
+    held_out_before, held_out_after: ||output - target||^2 / ||target||^2 on the rows that were not learned
+    from; target is the unquantized model's. losses: the same of each step's own rows. kept: whether held-out
+    rows came closer, else the layer is as it was.
+    """
+
+    layer: str
+    kept: bool
+    held_out_before: float
+    held_out_after: float
+    losses: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerReport:
     """Everything that one layer adds to the manifest."""
 
     modules: Sequence[ModuleRecord]
     fallbacks: Sequence[Fallback]
     kv_scales: tuple[float, float] | None
+    refine: RefineRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> "LayerReport":
-        scales = body["kv_scales"]
+        scales, refine = body["kv_scales"], body["refine"]
         return cls(
             tuple(ModuleRecord(**entry) for entry in body["modules"]),
             tuple(Fallback(**entry) for entry in body["fallbacks"]),
             None if scales is None else (scales[0], scales[1]),
+            None if refine is None else RefineRecord(**refine),
         )
+
+
+def refined_record(record: ModuleRecord, weight: Tensor, quantized: QuantizedWeight) -> ModuleRecord:
+    """The record of a module whose integers and scales learned on. weight: the original, [out, in].
+
+    Its own output's error is no longer known: what was lowered is the layer's.
+    """
+    real = quantized.dequantize()
+    return dataclasses.replace(
+        record,
+        method=f"{record.method}+signround",
+        relative_error=None,
+        sqnr_db=weight_sqnr_db(weight, real),
+        dequantized_sha256=tensor_sha256(real),
+    )
 
 
 def weight_sqnr_db(weight: Tensor, real: Tensor) -> float | None:

@@ -169,6 +169,24 @@ def test_same_inputs_give_the_same_bytes_and_leave_the_random_state(
     assert first.content_digest == second.content_digest and first.stage_key == second.stage_key
 
 
+def test_refinement_is_on_record_for_every_layer_and_repeats(make_job: JobMaker, reporter: Reporter) -> None:
+    plain = run(make_job("w4a16-rtn", out="plain"), reporter)
+    torch.manual_seed(5)
+    first = run(make_job("w4a16-rtn", out="first", refine_steps=8, kv_cache="fp8"), reporter)
+    torch.manual_seed(6)
+    second = run(make_job("w4a16-rtn", out="second", refine_steps=8, kv_cache="fp8"), reporter)
+    assert first.content_digest == second.content_digest
+    records = first.details["refine"]
+    assert [record["layer"] for record in records] == [f"model.layers.{index}" for index in range(3)]
+    assert plain.details["refine"] == []
+    for record in records:
+        assert record["kept"] is (record["held_out_after"] < record["held_out_before"])
+        assert len(record["losses"]) == 8
+        methods = {m["method"] for m in first.details["modules"] if m["name"].startswith(record["layer"])}
+        assert methods == ({"rtn+signround"} if record["kept"] else {"rtn"})
+    assert any(record["kept"] for record in records)
+
+
 def test_scheme_none_copies_weights_and_can_add_kv_scales(make_job: JobMaker, reporter: Reporter) -> None:
     plain, scaled = make_job("none", out="plain"), make_job("none", out="scaled", kv_cache="fp8")
     run(plain, reporter)

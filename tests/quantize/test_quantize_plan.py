@@ -49,6 +49,9 @@ def test_auto_takes_the_largest_size_that_divides_every_module(
         ("w4a16-rtn", {"act_order": True}, "act_order"),
         ("none", {"act_order": True}, "act_order"),
         ("none", {"symmetric": False}, "'none'"),
+        ("none", {"refine_steps": 5}, "refine is on"),
+        ("w8a8-fp8", {"refine_steps": 5}, "refine is on"),
+        ("w4a16-gptq", {"refine_steps": 5, "calibration": {"num_samples": 1}}, "at least 2 calibration rows"),
         ("none", {"group_size": 32}, "'none'"),
         ("w4a16-gptq", {"group_size": 4}, "multiple of 8"),
         ("w4a16-gptq", {"group_size": 0}, "multiple of 8"),
@@ -88,6 +91,12 @@ def test_only_what_needs_calibration_reads_it(make_job: JobMaker) -> None:
     ):
         with pytest.raises(Refused):
             plan_quantize(make_job(name, calibration=nowhere, **settings))
+
+
+def test_act_order_is_on_for_gptq_unless_turned_off(make_job: JobMaker) -> None:
+    assert plan_quantize(make_job()).scheme.act_order is True
+    assert plan_quantize(make_job(act_order=False)).scheme.act_order is False
+    assert plan_quantize(make_job("w4a16-rtn")).scheme.act_order is False
 
 
 def test_an_unfinished_run_is_refused_with_the_hint(make_job: JobMaker) -> None:
@@ -147,6 +156,12 @@ def test_the_plan_tells_size_memory_and_time(make_job: JobMaker) -> None:
     assert packed.disk_bytes > packed.output_bytes and packed.seconds > 0 and packed.peak_memory_bytes > 0
 
 
+def test_refinement_is_part_of_the_estimate(make_job: JobMaker) -> None:
+    plain, refined = (plan_quantize(make_job(refine_steps=n)).estimate for n in (0, 1000))
+    assert refined.seconds > 2 * plain.seconds
+    assert refined.disk_bytes > plain.disk_bytes and refined.output_bytes == plain.output_bytes
+
+
 def test_estimated_output_size_is_what_is_written(make_job: JobMaker, reporter: object) -> None:
     from bitsmith.core.progress import Reporter
     from bitsmith.quantize.job import quantize_model
@@ -163,7 +178,8 @@ def test_stage_key_depends_on_what_matters(make_job: JobMaker, tmp_path: Path) -
     key = plan_quantize(make_job()).stage_key
     assert plan_quantize(make_job(out="elsewhere")).stage_key == key
     for changed in (
-        {"act_order": True},
+        {"act_order": False},
+        {"refine_steps": 5},
         {"kv_cache": "fp8"},
         {"calibration": {"seed": 1}},
         {"group_size": 16},

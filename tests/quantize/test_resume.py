@@ -65,7 +65,10 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, layer: int, error: BaseException) -
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
-@pytest.mark.parametrize(("name", "settings"), [("w4a16-gptq", {"kv_cache": "fp8"}), ("w4a16-rtn", {})])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("w4a16-gptq", {"kv_cache": "fp8"}), ("w4a16-rtn", {}), ("w4a16-gptq", {"refine_steps": 3})],
+)
 def test_interrupted_before_any_layer_ends_in_the_same_bytes(
     layer: int, name: str, settings: dict[str, object], make_job: JobMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,8 +110,8 @@ def test_other_data_or_settings_are_refused_and_named(
     changed.write_text(text_file.read_text().replace("a", "b"))
     with pytest.raises(Refused, match=r"config\.calibration\.token_digest was '.*' and is now"):
         run(make_job(resume=True, calibration={"source": str(changed)}))
-    with pytest.raises(Refused, match=r"config\.scheme\.act_order was False and is now True"):
-        run(make_job(resume=True, act_order=True))
+    with pytest.raises(Refused, match=r"config\.scheme\.act_order was True and is now False"):
+        run(make_job(resume=True, act_order=False))
     run(make_job(resume=True))
 
 
@@ -151,5 +154,5 @@ def test_a_failed_run_leaves_the_older_artifact(make_job: JobMaker, monkeypatch:
     before = time.time_ns(), (job.out / MANIFEST_NAME).read_bytes()
     fail_at(monkeypatch, 1, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        run(make_job(act_order=True))
+        run(make_job(act_order=False))
     assert (job.out / MANIFEST_NAME).read_bytes() == before[1] and digest.encode() in before[1]
