@@ -133,7 +133,18 @@ def _packed_scheme(reader: CheckpointReader, weights: Mapping[str, Any], kv_algo
             f"{reader.path} has one 4-bit scale per channel; TensorRT-LLM's group-wise kernels need groups "
             "of 64 or 128. Quantize again with --group-size 128."
         )
+    _refuse_negative_scales(reader)
     return SourceScheme(W4A16_AWQ, kv_algo, int(weights["group_size"]), bool(weights.get("symmetric", True)))
+
+
+def _refuse_negative_scales(reader: CheckpointReader) -> None:
+    """TensorRT-LLM's scales are amax over the end of the grid; our own search may turn a grid around."""
+    for name in reader.names:
+        if name.endswith(".weight_scale") and bool((reader.tensor(name) < 0).any()):
+            raise Refused(
+                f"{reader.path}: {name} has negative scales, which TensorRT-LLM does not take. "
+                "Quantize again with --for tensorrt-llm (or tensorrt-llm-pytorch)."
+            )
 
 
 def _unpacked_scheme(

@@ -143,3 +143,12 @@ def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert document["config"]["deployment"] == {"target": "tensorrt-llm", "tensor_parallel": 2}
     assert main([*start, "--for", "tensorrt-llm"]) == 0
     assert read_manifest(tmp_path / "q").config["deployment"]["target"] == "tensorrt-llm"
+
+
+def test_negative_scales_of_an_unplanned_checkpoint_are_refused(model: Path, tmp_path: Path) -> None:
+    unplanned = job(model, tmp_path / "q", "w4a16-gptq", None, kv_cache="none", group_size=64)
+    quantize_model(unplanned, plan_quantize(unplanned), QUIET)
+    weights = open_weights(tmp_path / "q")
+    assert (weights.linear("model.layers.0.mlp.down_proj").scale < 0).any()  # type: ignore[union-attr]
+    with pytest.raises(Refused, match=r"negative scales.*--for tensorrt-llm"):
+        plan_tensorrt(TensorrtJob(tmp_path / "q", tmp_path / "e", "tensorrt-llm"))

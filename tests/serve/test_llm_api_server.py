@@ -51,9 +51,9 @@ def make_artifact(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         job = TensorrtJob(
             model_dir,
             out,
-            target,
+            target,  # type: ignore[arg-type]
             kv_cache="bf16",
-            limits=RunLimits(max_batch_size=4),  # type: ignore[arg-type]
+            limits=RunLimits(max_batch_size=4),
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PATH", "/usr/bin:/bin")
