@@ -75,7 +75,7 @@ def test_bytes_stay_bytes_rows_are_fused_and_the_arithmetic_is_named(
     name: str, text: str, make_fp8: ModelMaker, eager_engine: EngineMaker
 ) -> None:
     engine = eager_engine(make_fp8(name), activations="auto", kv_cache="auto")
-    assert engine.arithmetic == f"fp8 weights, {text} activations, fp8 KV cache, calibrated scales"
+    assert engine.arithmetic == f"fp8 weights, bf16 head, {text} activations, fp8 KV cache, calibrated scales"
     qkv = engine.plan.linears["layers.0.qkv"]
     assert len(qkv) == 1 and qkv[0].is_fp8 and qkv[0].activations == "fp8"
     assert (qkv[0].input_scale is None) == (name == "w8a8-fp8-dynamic")

@@ -52,7 +52,7 @@ def test_the_chain_leaves_verified_artifacts_and_says_what_it_came_to(recipe_pat
         verify_files(runs / "tiny" / name, manifest)
     report = json.loads((runs / "tiny" / "report" / "report.json").read_text())
     titles = [report["provenance"][role]["title"] for role in ("candidate", "baseline")]
-    assert titles == ["tiny, w8a16-gptq, group size 32, symmetric", "tiny"]
+    assert titles == ["tiny, w8a16-gptq, group size 32, symmetric, act order", "tiny"]
     parents = read_manifest(runs / "tiny" / "engine").parents
     assert parents == {"checkpoint": read_manifest(runs / "tiny" / "quantized").content_digest}
 

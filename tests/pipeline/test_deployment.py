@@ -132,8 +132,6 @@ def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         "--out",
         out,
         "--json",
-        "--seq-len",
-        "32",
     ]
     assert main([*start, "--tensor-parallel", "2"]) == 2
     assert "--tensor-parallel belongs to --for" in capsys.readouterr().err
