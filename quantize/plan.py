@@ -66,7 +66,8 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
     missing = stack.missing_names()
     if missing:
         raise Refused(f"{job.model.path} lacks {len(missing)} weights of its model, first {missing[0]!r}.")
-    _check_seq_len(job.calibration, reader)
+    if needs_calibration(job.scheme):
+        _check_seq_len(job.calibration, reader)
     selection = select_modules(stack, reader, job.scheme)
     scheme = job.scheme
     if job.deployment is not None:

@@ -260,7 +260,7 @@ def test_what_was_written_wrong_is_not_published(
     def damage(*args: object) -> None:
         genuine(*args)  # type: ignore[arg-type]
         path = args[2] / "model.safetensors"  # type: ignore[operator]
-        tensors = load_file(path)
+        tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}  # not views of the file
         tensors["model.layers.1.mlp.up_proj.weight_packed"][0, 0] += 1
         save_file(tensors, path)
 
