@@ -70,7 +70,7 @@ class _Fp8Cache(DynamicCache):
     """Keys and values as attention reads them back: e4m3 times a layer's scale."""
 
     def __init__(self, config: Any, scales: Sequence[float]) -> None:
-        super().__init__(config=config)  # type: ignore[no-untyped-call]
+        super().__init__(config=config)
         self._scales = scales
 
     def update(
