@@ -28,8 +28,9 @@ demo: install
 gpu-check: install
 	$(BIN)/bitsmith doctor --gpu
 
+# Two processes, each file's tests in one of them; threads that wait must not take the other's core.
 test: lint types
-	$(BIN)/python -m pytest -q
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .
