@@ -6,10 +6,11 @@ from typing import Literal
 
 from bitsmith.compile.tensorrt_source import ExportSource
 from bitsmith.core.errors import Refused
+from bitsmith.quantize.fp8_weight import FP8_MAX
 
 KvCacheChoice = Literal["auto", "fp8", "int8", "bf16", "fp32"]
 KvScaleChoice = Literal["calibrated", "ones"]
-_GRID_END: Mapping[str, float] = {"FP8": 448.0, "INT8": 127.0}
+_GRID_END: Mapping[str, float] = {"FP8": FP8_MAX, "INT8": 127.0}
 
 
 @dataclass(frozen=True, slots=True)

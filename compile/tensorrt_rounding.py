@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bitsmith.compile.tensorrt_int4 import INT4_MAX, INT4_MIN
 from bitsmith.compile.tensorrt_linear import Fp8Linear, Int4Linear, Int8Linear
+from bitsmith.quantize.fp8_weight import FP8_MAX, to_fp8
 
-FP8_MAX = 448.0
 INT8_MAX = 127
 _MIN_ROWWISE_SCALE = 1.0 / (FP8_MAX * 512.0)  # the loader's own floor
 _TINY = 1e-12
@@ -18,8 +18,7 @@ _TINY = 1e-12
 
 def round_fp8(weight: Tensor, scale: Tensor) -> Tensor:
     """[out, in] -> float8_e4m3fn with weight = result * scale; scale: [1] or [out]."""
-    scaled = weight.float() / scale.unsqueeze(1)
-    return scaled.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return to_fp8(weight.float(), scale.unsqueeze(1))
 
 
 def fp8_linear(weight: Tensor, input_scale: Tensor, scale: Tensor | None = None) -> Fp8Linear:

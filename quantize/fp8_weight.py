@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from bitsmith.core.granularity import PerChannel, PerTensor
+from bitsmith.quantize.weight import SMALLEST_SCALE
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
-_SMALLEST_SCALE = 2.0**-40  # for an all-zero weight: dequantizes to exact zeros, never divides by zero
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
     """real = values * scale; its products take their inputs in e4m3 as well.
 
-        values: [out, in] float8_e4m3fn. scale: fp32, [1] for the tensor or [out, 1] for each output channel.
+    values: [out, in] float8_e4m3fn. scale: fp32, [1] for the tensor or [out, 1] for each output channel.
     input_scale: real input = stored * input_scale; None: each token has its own, at run time.
     """
 
@@ -66,4 +66,4 @@ def to_fp8(real: Tensor, scale: Tensor) -> Tensor:
 
 
 def _scale(amax: Tensor) -> Tensor:
-    return (amax.float() / FP8_MAX).clamp(min=_SMALLEST_SCALE)
+    return (amax.float() / FP8_MAX).clamp(min=SMALLEST_SCALE)

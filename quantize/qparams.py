@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bitsmith.quantize.weight import QuantizedWeight, integer_range
+from bitsmith.quantize.weight import SMALLEST_SCALE, QuantizedWeight, integer_range
 
 # Clip ratios tried by the search: 1 keeps the largest weight on the grid, less clips it.
 _CLIP_RATIOS = (1.0, 0.92, 0.84, 0.76, 0.68, 0.6)
 _ELEMENTS_PER_PASS = 1 << 15  # so that a pass over all candidates stays in the processor's cache
-_SMALLEST_SCALE = 2.0**-40  # for an all-zero group: dequantizes to exact zeros, never divides by zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ def stored_scale(scale: Tensor, grid: Grid) -> Tensor:
     """The scale as the stored type holds it, in fp32; zeros and underflow become a tiny positive number."""
     largest = torch.finfo(grid.scale_dtype).max
     rounded = scale.clamp(-largest, largest).to(grid.scale_dtype).float()
-    smallest = max(_SMALLEST_SCALE, torch.finfo(grid.scale_dtype).tiny)
+    smallest = max(SMALLEST_SCALE, torch.finfo(grid.scale_dtype).tiny)
     return torch.where(rounded.abs() < smallest, smallest, rounded)
 
 

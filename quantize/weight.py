@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+SMALLEST_SCALE = 2.0**-40  # for all-zero weights: dequantizes to exact zeros, never divides by zero
+
 
 def integer_range(num_bits: int) -> tuple[int, int]:
     """(quant_min, quant_max) of the signed grid that all formats here share."""
