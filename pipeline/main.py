@@ -4,6 +4,7 @@ Knows no stage: a command's module is imported only when it is asked for, so `--
 """
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -95,13 +96,23 @@ def _build_parser(arguments: Sequence[str]) -> tuple[Command, argparse.ArgumentP
             name, help=summary, description=summary[0].upper() + summary[1:] + "."
         )
         if name == asked:
-            command = cast(Command, importlib.import_module(f"bitsmith.pipeline.command_{name}"))
+            command = _import_command(name)
             command.add_arguments(subparser)
             subparser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     if command is None:
         parser.parse_args(arguments)  # --help, --version, or an error that lists the commands: never returns
         raise AssertionError(f"argparse accepted a command that is not known: {asked}")
     return command, parser
+
+
+def _import_command(name: str) -> Command:
+    """What an import defines stays for good: searching it for garbage takes a third of a short command."""
+    gc.disable()
+    try:
+        return cast(Command, importlib.import_module(f"bitsmith.pipeline.command_{name}"))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _fail(args: argparse.Namespace, reporter: Reporter, kind: str, message: str, exit_code: int) -> int:
