@@ -5,6 +5,7 @@ from typing import Literal
 
 from bitsmith.compile.decoder_config import DecoderConfig
 from bitsmith.compile.decoder_plan import Activations, DecoderPlan, KVCacheType, LinearSpec
+from bitsmith.compile.packing import engine_weight
 from bitsmith.core.errors import Refused
 from bitsmith.ops.isa import cpu_flags
 from bitsmith.quantize.weight import QuantizedWeight
@@ -97,7 +98,7 @@ def is_quantized(source: WeightSource, config: DecoderConfig) -> bool:
     """Whether any linear weight of the decoder is quantized to integers."""
     parts = ("self_attn.o_proj", "mlp.down_proj")
     modules = (f"model.layers.{index}.{part}" for index in range(config.num_layers) for part in parts)
-    return any(isinstance(source.linear(module), QuantizedWeight) for module in modules)
+    return any(isinstance(engine_weight(source, module), QuantizedWeight) for module in modules)
 
 
 def describe_arithmetic(plan: DecoderPlan, *, kv_is_calibrated: bool) -> str:

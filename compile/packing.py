@@ -18,6 +18,7 @@ from bitsmith.compile.packing_fp8 import fuse_fp8_rows, pack_fp8_part
 from bitsmith.core.errors import Refused
 from bitsmith.ops.packing import pack_dense, pack_quantized
 from bitsmith.quantize.fp8_weight import Fp8Weight
+from bitsmith.quantize.smoothed_weight import SmoothedWeight
 from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import WeightSource
 
@@ -154,8 +155,20 @@ def _norm_weight(source: WeightSource, config: DecoderConfig, name: str) -> Tens
     return weight + 1.0 if config.norm_plus_one else weight
 
 
+def engine_weight(source: WeightSource, module: str) -> Weight:
+    """Raises Refused for a weight whose inputs must be multiplied by a scale of their own first."""
+    weight = source.linear(module)
+    if isinstance(weight, SmoothedWeight):
+        raise Refused(
+            f"{source.path}: {module} has a pre_quant_scale for its inputs (AWQ or SmoothQuant by ModelOpt), "
+            "which the native engine does not apply. Use --target tensorrt-llm or tensorrt-llm-pytorch, or "
+            "another scheme."
+        )
+    return weight
+
+
 def _pack_linear(source: WeightSource, names: _LinearNames, activations: Activations) -> PackedModule:
-    weights = [source.linear(module) for module in names.sources]
+    weights = [engine_weight(source, module) for module in names.sources]
     biases = [source.tensor(f"{module}.bias").float() for module in names.sources if names.has_bias]
     fused = _fuse_rows(weights)
     if fused is not None:

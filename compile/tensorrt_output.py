@@ -13,7 +13,6 @@ from bitsmith.compile.tensorrt_export import CheckpointExport
 from bitsmith.compile.tensorrt_finding import CheckReport
 from bitsmith.compile.tensorrt_job import EngineWork, PytorchWork, TensorrtJob, TensorrtPlan
 from bitsmith.compile.tensorrt_llm_args import arguments_yaml, bench_script, serve_script
-from bitsmith.compile.tensorrt_modelopt_source import QUANT_CONFIG_NAME
 from bitsmith.compile.tensorrt_parity import SCRIPT, run_parity, write_reference
 from bitsmith.compile.tensorrt_quantization import WEIGHT_ONLY
 from bitsmith.compile.tensorrt_triton import TritonSettings, make_engine_repository, make_llm_repository
@@ -26,6 +25,7 @@ from bitsmith.core.errors import WorkFailed
 from bitsmith.core.manifest import Manifest
 from bitsmith.core.progress import Reporter
 from bitsmith.quantize.checkpoint_output import copy_side_files
+from bitsmith.quantize.modelopt_config import QUANT_CONFIG_NAME
 
 ARGUMENTS_NAME = "llm_args.yaml"
 _DEFAULT_MAX_BATCH = 2048  # trtllm-build's own

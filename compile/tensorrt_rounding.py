@@ -7,9 +7,9 @@ unified checkpoints divide in bf16 and differ in a few percent of the bytes).
 import torch
 from torch import Tensor
 
-from bitsmith.compile.tensorrt_int4 import INT4_MAX, INT4_MIN
 from bitsmith.compile.tensorrt_linear import Fp8Linear, Int4Linear, Int8Linear
 from bitsmith.quantize.fp8_weight import FP8_MAX, to_fp8
+from bitsmith.quantize.int4_rows import INT4_MAX, INT4_MIN
 
 INT8_MAX = 127
 _MIN_ROWWISE_SCALE = 1.0 / (FP8_MAX * 512.0)  # the loader's own floor

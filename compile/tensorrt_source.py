@@ -12,10 +12,11 @@ from torch import Tensor
 
 from bitsmith.compile.tensorrt_compressed_source import CompressedTensorsSource
 from bitsmith.compile.tensorrt_linear import DenseLinear, SourceLinear
-from bitsmith.compile.tensorrt_modelopt_source import ModelOptSource, modelopt_section
+from bitsmith.compile.tensorrt_modelopt_source import ModelOptSource
 from bitsmith.compile.tensorrt_source_scheme import SourceScheme
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.errors import Refused
+from bitsmith.quantize.modelopt_config import modelopt_section
 
 
 class ExportSource(Protocol):

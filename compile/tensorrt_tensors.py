@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bitsmith.compile.tensorrt_int4 import pack_rows, unpack_rows
 from bitsmith.compile.tensorrt_linear import DenseLinear, Fp8Linear, Int4Linear, Int8Linear, Linear
 from bitsmith.compile.tensorrt_quantization import FP8, FP8_ROWWISE, SQ_PER_CHANNEL
+from bitsmith.quantize.int4_rows import pack_rows, unpack_rows
 
 Tensors = dict[str, Tensor]
 

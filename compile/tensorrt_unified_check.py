@@ -7,7 +7,6 @@ from typing import Any
 
 from bitsmith.compile.decoder_config import DecoderConfig, read_decoder_config
 from bitsmith.compile.tensorrt_finding import CheckReport, Finding, collapse, refuse, warn
-from bitsmith.compile.tensorrt_modelopt_source import QUANT_CONFIG_NAME, inline_section, modelopt_section
 from bitsmith.compile.tensorrt_quantization import W4A8_AWQ, W4A16_AWQ, W8A16
 from bitsmith.compile.tensorrt_release import Release
 from bitsmith.compile.tensorrt_unified_layout import (
@@ -23,6 +22,7 @@ from bitsmith.compile.tensorrt_unified_source import check_unified_source
 from bitsmith.compile.tensorrt_unified_values import check_unified_values
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.errors import Refused
+from bitsmith.quantize.modelopt_config import QUANT_CONFIG_NAME, inline_section, modelopt_section
 
 _SECTION_KEYS = (
     "quant_algo",

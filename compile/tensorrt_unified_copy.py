@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitsmith.compile.tensorrt_kv_plan import KvCacheChoice
-from bitsmith.compile.tensorrt_modelopt_source import QUANT_CONFIG_NAME, READABLE_ALGOS, modelopt_section
+from bitsmith.compile.tensorrt_modelopt_source import READABLE_ALGOS
 from bitsmith.compile.tensorrt_release import Release
 from bitsmith.compile.tensorrt_unified_check import check_unified_checkpoint
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import Fallback
+from bitsmith.quantize.modelopt_config import QUANT_CONFIG_NAME, modelopt_section
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from bitsmith.compile.tensorrt_fuse import share_scales
-from bitsmith.compile.tensorrt_int4 import pack_rows
 from bitsmith.compile.tensorrt_linear import (
     DenseLinear,
     Fp8Linear,
@@ -16,7 +15,6 @@ from bitsmith.compile.tensorrt_linear import (
     SourceLinear,
     WeightOnlyLinear,
 )
-from bitsmith.compile.tensorrt_modelopt_source import QUANT_CONFIG_NAME
 from bitsmith.compile.tensorrt_names import EMBEDDING, FINAL_NORM, HEAD, LINEARS, NORMS
 from bitsmith.compile.tensorrt_quantization import W4A8_AWQ, W4A16_AWQ
 from bitsmith.compile.tensorrt_rounding import INT8_MAX, relative_error
@@ -26,6 +24,8 @@ from bitsmith.core.checkpoint_writer import CheckpointWriter
 from bitsmith.core.errors import Refused
 from bitsmith.core.progress import Reporter
 from bitsmith.core.versions import installed_version
+from bitsmith.quantize.int4_rows import pack_rows
+from bitsmith.quantize.modelopt_config import QUANT_CONFIG_NAME
 
 # The release of ModelOpt whose file format is followed; readers look at the producer's name.
 _FORMAT = {"name": "modelopt", "version": "0.47.0"}

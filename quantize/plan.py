@@ -17,11 +17,11 @@ from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
 from bitsmith.core.text_source import TokenWindows
 from bitsmith.core.versions import result_versions
 from bitsmith.quantize.calibration import CalibrationSettings, load_windows, token_digest
-from bitsmith.quantize.compressed_tensors import declared_bits
 from bitsmith.quantize.decoder_stack import DecoderStack
 from bitsmith.quantize.deployment import Deployment, plan_deployment
 from bitsmith.quantize.estimate import Estimate, estimate_run
 from bitsmith.quantize.layer_refiner import rows_per_step
+from bitsmith.quantize.modelopt_config import modelopt_section
 from bitsmith.quantize.selection import Selection, resolve_group_size, select_modules
 
 
@@ -59,13 +59,7 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
     """Raises Refused, in seconds, for whatever would make the job fail or do less than asked."""
     _check_scheme(job.scheme)
     _check_out(job)
-    reader = CheckpointReader(job.model.path)
-    if declared_bits(reader.config) or "quantization_config" in reader.config:
-        raise Refused(f"{job.model.path} is quantized already; quantize the original model.")
-    stack = DecoderStack(reader)
-    missing = stack.missing_names()
-    if missing:
-        raise Refused(f"{job.model.path} lacks {len(missing)} weights of its model, first {missing[0]!r}.")
+    reader, stack = open_original(job.model.path)
     if needs_calibration(job.scheme):
         _check_seq_len(job.calibration, reader)
     selection = select_modules(stack, reader, job.scheme)
@@ -90,6 +84,20 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
         config=_config(job, scheme, windows),
         versions=result_versions("torch", "transformers", "tokenizers"),
     )
+
+
+def open_original(path: Path) -> tuple[CheckpointReader, DecoderStack]:
+    """The model to quantize. Raises Refused where it is quantized already, is not known or lacks weights."""
+    reader = CheckpointReader(path)
+    quantization = reader.config.get("quantization_config") or modelopt_section(reader)
+    if quantization is not None:
+        method = quantization.get("quant_method", "modelopt")
+        raise Refused(f"{path} is quantized already, with {method!r}; quantize the original model.")
+    stack = DecoderStack(reader)
+    missing = stack.missing_names()
+    if missing:
+        raise Refused(f"{path} lacks {len(missing)} weights of its model, first {missing[0]!r}.")
+    return reader, stack
 
 
 def needs_calibration(scheme: QuantizationScheme) -> bool:

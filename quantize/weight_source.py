@@ -1,24 +1,40 @@
-"""Weights by module name, from a quantized checkpoint or from a dense model directory alike."""
+"""Weights by module name, from a quantized checkpoint of either format or from a dense model alike."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.errors import Refused
 from bitsmith.core.scheme import ActivationScale
-from bitsmith.quantize.compressed_float import declared_fp8, load_fp8
-from bitsmith.quantize.compressed_tensors import (
-    declared_bits,
-    declared_kv_cache,
-    dense_name,
-    is_packed,
-    kv_scale_names,
-    unpack_weight,
-)
+from bitsmith.quantize.compressed_format import CompressedTensorsFormat
 from bitsmith.quantize.fp8_weight import Fp8Weight
+from bitsmith.quantize.modelopt_config import modelopt_section
+from bitsmith.quantize.modelopt_format import ModelOptFormat
+from bitsmith.quantize.smoothed_weight import SmoothedWeight
 from bitsmith.quantize.weight import QuantizedWeight
+
+
+class StoredFormat(Protocol):
+    """How quantized weights lie in a checkpoint's files."""
+
+    @property
+    def fp8_activations(self) -> ActivationScale | None: ...
+
+    @property
+    def kv_cache_type(self) -> Literal["none", "fp8"]: ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """State-dict names after dequantization."""
+        ...
+
+    def quantized(self, module: str) -> QuantizedWeight | SmoothedWeight | Fp8Weight | None:
+        """The weight of a linear module; None where it is stored dense."""
+        ...
+
+    def kv_scales(self, layer_index: int) -> tuple[float, float] | None: ...
 
 
 class WeightSource:
@@ -26,11 +42,11 @@ class WeightSource:
 
     def __init__(self, reader: CheckpointReader) -> None:
         self._reader = reader
-        self._bits = declared_bits(reader.config)
-        self.fp8_activations: ActivationScale | None = declared_fp8(reader.config)
-        self.kv_cache_type: Literal["none", "fp8"] = declared_kv_cache(reader.config)
-        dense = (dense_name(name) for name in reader.names)
-        self.names: tuple[str, ...] = tuple(name for name in dense if name is not None)
+        is_modelopt = modelopt_section(reader) is not None
+        self._format: StoredFormat = (ModelOptFormat if is_modelopt else CompressedTensorsFormat)(reader)
+        self.fp8_activations = self._format.fp8_activations
+        self.kv_cache_type = self._format.kv_cache_type
+        self.names = self._format.names
         self._name_set = frozenset(self.names)
 
     @property
@@ -46,15 +62,10 @@ class WeightSource:
         """Whether there is a weight of this state-dict name after dequantization."""
         return name in self._name_set
 
-    def linear(self, module_name: str) -> QuantizedWeight | Fp8Weight | Tensor:
+    def linear(self, module_name: str) -> QuantizedWeight | SmoothedWeight | Fp8Weight | Tensor:
         """The weight of a linear module: quantized if the checkpoint has it so, else as stored, [out, in]."""
-        if is_packed(module_name, self._reader.names):
-            return unpack_weight(
-                module_name, self._reader.tensor, lambda name: name in self._reader, self._bits
-            )
-        if self.fp8_activations is not None and f"{module_name}.weight_scale" in self._reader:
-            return load_fp8(module_name, self.tensor, self.fp8_activations)
-        return self.tensor(f"{module_name}.weight")
+        weight = self._format.quantized(module_name)
+        return self.tensor(f"{module_name}.weight") if weight is None else weight
 
     def tensor(self, name: str) -> Tensor:
         """A tensor that is stored as it is: norms, embeddings, biases, dense weights."""
@@ -69,11 +80,7 @@ class WeightSource:
 
     def kv_scales(self, layer_index: int) -> tuple[float, float] | None:
         """(key scale, value scale) of a layer's cache: stored = real / scale. None: not in the checkpoint."""
-        names = kv_scale_names(f"model.layers.{layer_index}")
-        if any(name not in self._reader for name in names):
-            return None
-        key_scale, value_scale = (float(self._reader.tensor(name)) for name in names)
-        return key_scale, value_scale
+        return self._format.kv_scales(layer_index)
 
 
 def open_weights(path: Path) -> WeightSource:
