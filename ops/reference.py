@@ -14,7 +14,7 @@ from bitsmith.ops.fp8 import PackedFp8, unpack_fp8
 from bitsmith.ops.packing import PackedLinear, unpack_quantized
 
 ACTIVATIONS_FP32, ACTIVATIONS_BF16, ACTIVATIONS_INT8, ACTIVATIONS_E4M3 = 0, 1, 2, 3
-E4M3_MAX = 448.0
+E4M3_MAX, INT8_MAX = 448.0, 127.0
 
 
 def dequantized(packed: PackedLinear) -> Tensor:
@@ -83,6 +83,8 @@ def write_kv_cache(states: Tensor, cache: Tensor, slot_mapping: Tensor, scale: f
     stored = states.float() / torch.tensor(scale, dtype=torch.float32)
     if cache.dtype == torch.float8_e4m3fn:
         stored = stored.clamp(-E4M3_MAX, E4M3_MAX)
+    elif cache.dtype == torch.int8:
+        stored = stored.round().clamp(-INT8_MAX, INT8_MAX)
     blocks, offsets = slot_mapping // BLOCK_SIZE, slot_mapping % BLOCK_SIZE
     cache[blocks, :, offsets] = stored.to(cache.dtype)
 

@@ -18,8 +18,8 @@ struct Visible {
   int64_t begin, end;
 };
 
-inline int64_t cell_bytes(CacheType type) {
-  return type == CacheType::kE4m3 ? 1 : type == CacheType::kBfloat16 ? 2 : 4;
+constexpr int64_t cell_bytes(CacheType type) {
+  return type == CacheType::kFloat32 ? 4 : type == CacheType::kBfloat16 ? 2 : 1;
 }
 
 // What a value is multiplied with after `widen`.
@@ -28,6 +28,7 @@ inline float cache_factor(CacheType type) { return type == CacheType::kE4m3 ? 1.
 template <class V, CacheType type>
 inline V load_cells(const char* at) {
   if constexpr (type == CacheType::kE4m3) return V::load_e4m3(reinterpret_cast<const uint8_t*>(at));
+  if constexpr (type == CacheType::kInt8) return V::from_int8(reinterpret_cast<const int8_t*>(at));
   if constexpr (type == CacheType::kBfloat16) return V::load_bf16(reinterpret_cast<const uint16_t*>(at));
   return V::load(reinterpret_cast<const float*>(at));
 }
@@ -35,7 +36,7 @@ inline V load_cells(const char* at) {
 // A block of the cache as fp32, [16, padded]; the places between `size` and `padded` become 0.
 template <class V, CacheType type>
 void widen(const char* from, int64_t size, int64_t padded, float* to) {
-  constexpr int64_t bytes = type == CacheType::kE4m3 ? 1 : type == CacheType::kBfloat16 ? 2 : 4;
+  constexpr int64_t bytes = cell_bytes(type);
   const int64_t whole = size / 8 * 8;
   for (int64_t j = 0; j < kBlockTokens; ++j, from += size * bytes, to += padded) {
     for (int64_t d = 0; d < whole; d += 8) load_cells<V, type>(from + d * bytes).store(to + d);
@@ -109,6 +110,8 @@ class TileAttention {
     const char* from = static_cast<const char*>(cache) + cell * cell_bytes(p_.type);
     if (p_.type == CacheType::kE4m3) {
       widen<V, CacheType::kE4m3>(from, p_.head_size, padded_, block_);
+    } else if (p_.type == CacheType::kInt8) {
+      widen<V, CacheType::kInt8>(from, p_.head_size, padded_, block_);
     } else if (p_.type == CacheType::kBfloat16) {
       widen<V, CacheType::kBfloat16>(from, p_.head_size, padded_, block_);
     } else if (padded_ != p_.head_size) {

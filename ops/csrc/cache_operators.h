@@ -34,8 +34,10 @@ inline CacheType cache_type(const Tensor& key_cache, const Tensor& value_cache, 
       return CacheType::kBfloat16;
     case at::kFloat8_e4m3fn:
       return CacheType::kE4m3;
+    case at::kChar:
+      return CacheType::kInt8;
     default:
-      TORCH_CHECK_VALUE(false, op, ": the caches must be float32, bfloat16 or float8_e4m3fn, got ",
+      TORCH_CHECK_VALUE(false, op, ": the caches must be float32, bfloat16, float8_e4m3fn or int8, got ",
                         key_cache.scalar_type());
   }
 }

@@ -17,7 +17,7 @@ constexpr int64_t kSegmentTokens = 256;  // context is summed in segments of thi
 constexpr int64_t kPrefetchBytes = 4096;
 
 enum class Activations : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kE4m3 = 3 };
-enum class CacheType { kFloat32, kBfloat16, kE4m3 };
+enum class CacheType { kFloat32, kBfloat16, kE4m3, kInt8 };
 
 // y[t, n] = sum over k of x[t, k] * weight[n, k] + bias[n].
 struct DenseLinear {

@@ -23,6 +23,8 @@ inline void write_cells(const CacheWrite& p, int64_t begin, int64_t end, Convert
 inline void write_cache(const CacheWrite& p, int64_t begin, int64_t end) {
   if (p.type == CacheType::kE4m3) {
     write_cells<uint8_t>(p, begin, end, [](float value) { return to_e4m3(value); });
+  } else if (p.type == CacheType::kInt8) {
+    write_cells<int8_t>(p, begin, end, [](float value) { return to_int8(value); });
   } else if (p.type == CacheType::kBfloat16) {
     write_cells<uint16_t>(p, begin, end, [](float value) { return to_bf16(value); });
   } else {

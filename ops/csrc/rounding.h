@@ -1,4 +1,4 @@
-// Rounding to the narrow floating-point types that caches and activations are stored in.
+// Rounding to the narrow types that caches and activations are stored in.
 // Branch-free, so that a compiler vectorises the loops around them.
 #pragma once
 
@@ -37,6 +37,14 @@ inline uint8_t to_e4m3(float value) {
   const uint32_t subnormal = float_to_bits(bits_to_float(magnitude) + 16384.0f) - float_to_bits(16384.0f);
   const uint32_t code = magnitude < 0x3c800000u ? subnormal : normal;
   return static_cast<uint8_t>(((bits >> 24) & 0x80u) | code);
+}
+
+// To nearest, ties to even, saturating at 127 in magnitude (-128 is never written); NaN becomes 127.
+inline int8_t to_int8(float value) {
+  const float high = value < 127.0f ? value : 127.0f;
+  const float clamped = high > -127.0f ? high : -127.0f;
+  // 3 * 2^22, whose last place is 1: after the addition the low byte of the bits is the integer.
+  return static_cast<int8_t>(static_cast<uint8_t>(float_to_bits(clamped + 12582912.0f)));
 }
 
 }  // namespace bitsmith

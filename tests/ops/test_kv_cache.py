@@ -1,4 +1,4 @@
-"""Writing the cache, and the e4m3 codec on the way in and out."""
+"""Writing the cache, and the e4m3 and int8 codecs on the way in and out."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 from bitsmith.ops import reference
 
-CACHE_TYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]
+CACHE_TYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8]
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -30,7 +30,7 @@ def test_cells_equal_reference(form: Any, dtype: torch.dtype) -> None:
         states = torch.randn(num_tokens, 5 * 24 * 2).view(-1, 2, 5, 24) * 10
         key, value = states[:, 0], states[:, 1]  # not contiguous
         slots = torch.randperm(6 * 16)[:num_tokens]
-        caches = [torch.randn(6, 5, 16, 24).to(dtype) for _ in range(2)]
+        caches = [(torch.randn(6, 5, 16, 24) * 30).to(dtype) for _ in range(2)]
         expected = [cache.clone() for cache in caches]
         form.write_kv_cache(key, value, caches[0], caches[1], slots, 0.37, 2.5)
         reference.write_kv_cache(key, expected[0], slots, 0.37)
@@ -59,6 +59,37 @@ def test_e4m3_rounds_to_nearest_even_and_saturates(form: Any) -> None:
     assert torch.equal(stored_as_e4m3(form, inputs), expected)
 
 
+def stored_as_int8(ops: Any, values: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """[n] fp32, n a multiple of 8 -> int8 [n]."""
+    rows = values.reshape(-1, 1, 8)
+    caches = [torch.zeros(-(-len(rows) // 16), 1, 16, 8, dtype=torch.int8) for _ in range(2)]
+    ops.write_kv_cache(rows, rows, caches[0], caches[1], torch.arange(len(rows)), scale, scale)
+    assert torch.equal(caches[0], caches[1])
+    return caches[0].flatten()[: values.numel()]
+
+
+def test_int8_rounds_to_nearest_even_and_saturates(form: Any) -> None:
+    torch.manual_seed(0)
+    ties = torch.arange(-130, 130) + 0.5
+    near_ties = [torch.nextafter(ties, torch.tensor(to)) for to in (-1e9, 1e9)]
+    spread = torch.randn(40000) * torch.exp(torch.randn(40000) * 4)
+    inputs = torch.cat((ties, *near_ties, spread))
+    inputs = torch.cat((inputs, torch.zeros(-len(inputs) % 8)))
+    expected = inputs.round().clamp(-127, 127).to(torch.int8)
+    assert torch.equal(stored_as_int8(form, inputs), expected)
+    far = torch.tensor([math.inf, -math.inf, math.nan, 127.6, -127.6, 1e30, -1e30, -0.0])
+    assert stored_as_int8(form, far).tolist() == [127, -127, 127, 127, -127, 127, -127, 0]
+
+
+def test_the_int8_error_is_at_most_half_a_step(form: Any) -> None:
+    """With scale = amax / 127 nothing saturates, and what is read back is within scale / 2."""
+    torch.manual_seed(1)
+    values = torch.randn(4096) * 3
+    scale = float(values.abs().max()) / 127
+    read = stored_as_int8(form, values, scale).float() * scale
+    assert float((read - values).abs().max()) <= scale * 0.5001
+
+
 def test_no_byte_is_a_nan(form: Any) -> None:
     inputs = torch.tensor([math.inf, -math.inf, math.nan, 449.0, -1e30, 480.0, 448.0, -448.0])
     stored = stored_as_e4m3(form, inputs).view(torch.float8_e4m3fn).float()
@@ -72,7 +103,14 @@ def test_every_byte_is_read_as_torch_reads_it(form: Any) -> None:
     value_cache = torch.zeros(1, 1, 16, 256, dtype=torch.uint8)
     value_cache[0, 0, 0, : len(finite)] = finite
     value_cache = value_cache.view(torch.float8_e4m3fn)
-    output = form.paged_attention(
+    assert torch.equal(read_back(form, value_cache), value_cache[0, 0, 0].float())
+    integers = torch.zeros(1, 1, 16, 256, dtype=torch.int8)
+    integers[0, 0, 0] = codes.view(torch.int8)
+    assert torch.equal(read_back(form, integers), integers[0, 0, 0].float())
+
+
+def read_back(ops: Any, value_cache: torch.Tensor) -> torch.Tensor:
+    output: torch.Tensor = ops.paged_attention(
         torch.randn(1, 1, 256),
         value_cache,
         value_cache,
@@ -85,7 +123,7 @@ def test_every_byte_is_read_as_torch_reads_it(form: Any) -> None:
         0,
         0.0,
     )
-    assert torch.equal(output.flatten(), value_cache[0, 0, 0].float())
+    return output.flatten()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +144,7 @@ def test_every_byte_is_read_as_torch_reads_it(form: Any) -> None:
         (
             {"key_cache": torch.zeros(2, 2, 16, 4).half(), "value_cache": torch.zeros(2, 2, 16, 4).half()},
             ValueError,
-            "must be float32, bfloat16 or float8_e4m3fn",
+            "must be float32, bfloat16, float8_e4m3fn or int8",
         ),
     ],
 )

@@ -10,6 +10,8 @@ from bitsmith.ops import reference
 from bitsmith.ops.reference import AttentionSettings
 
 NUM_HEADS, NUM_KV_HEADS = 6, 2
+# What one means in a cache of each type; integers need a fine one.
+STEP = {torch.float32: 1.0, torch.bfloat16: 1.0, torch.float8_e4m3fn: 1.0, torch.int8: 1 / 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ def make_batch(
 ) -> Batch:
     """lens: (new rows, tokens in the cache with them) of each request; blocks in random order."""
     num_blocks = sum(-(-seq_len // 16) for _, seq_len in lens) + 3
-    caches = tuple((torch.randn(num_blocks, NUM_KV_HEADS, 16, head_size) * 2).to(dtype) for _ in range(2))
+    spread = 2 / STEP[dtype]
+    caches = tuple((torch.randn(num_blocks, NUM_KV_HEADS, 16, head_size) * spread).to(dtype) for _ in "kv")
     free = torch.randperm(num_blocks).tolist()
     table = torch.zeros(len(lens), max((-(-s // 16) for _, s in lens), default=0) + 1, dtype=torch.int32)
     for r, (_, seq_len) in enumerate(lens):
@@ -61,7 +64,8 @@ def make_batch(
         if seq_len % 16:  # what lies behind the last token must not matter
             for cache in caches:
                 if dtype != torch.float8_e4m3fn:
-                    cache[int(table[r, seq_len // 16]), :, seq_len % 16 :] = float("nan")
+                    garbage = float("nan") if dtype.is_floating_point else 127
+                    cache[int(table[r, seq_len // 16]), :, seq_len % 16 :] = garbage
     starts = [0]
     for rows, _ in lens:
         starts.append(starts[-1] + rows)
@@ -72,7 +76,7 @@ def make_batch(
 MIXED = [(1, 1), (40, 40), (3, 700), (0, 17), (1, 530), (20, 300)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", STEP, ids=str)
 @pytest.mark.parametrize("head_size", [64, 12])
 @pytest.mark.parametrize("num_heads", [2, 4, 10])
 def test_equals_reference(form: Any, num_heads: int, head_size: int, dtype: torch.dtype) -> None:
@@ -80,7 +84,9 @@ def test_equals_reference(form: Any, num_heads: int, head_size: int, dtype: torc
     batch = make_batch(dtype, head_size, MIXED, num_heads)
     for sliding_window in (0, 1, 5, 300):
         for soft_cap in (0.0, 5.0):
-            settings = AttentionSettings(head_size**-0.5, 0.7, 1.3, sliding_window, soft_cap)
+            settings = AttentionSettings(
+                head_size**-0.5, 0.7 * STEP[dtype], 1.3 * STEP[dtype], sliding_window, soft_cap
+            )
             expected = batch.reference(settings)
             difference = (batch.run(form, settings) - expected).abs().max() / expected.abs().max()
             assert difference < 3e-6, (sliding_window, soft_cap)
@@ -92,13 +98,13 @@ def test_no_rows(form: Any, lens: list[tuple[int, int]]) -> None:
     assert batch.run(form, AttentionSettings(1.0)).shape == (0, NUM_HEADS, 8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", STEP, ids=str)
 @pytest.mark.parametrize("sliding_window", [0, 290])
 def test_a_row_does_not_depend_on_chunks_neighbours_or_block_ids(
     form: Any, two_threads: None, dtype: torch.dtype, sliding_window: int
 ) -> None:
     torch.manual_seed(1)
-    settings = AttentionSettings(0.125, 0.9, 1.1, sliding_window)
+    settings = AttentionSettings(0.125, 0.9 * STEP[dtype], 1.1 * STEP[dtype], sliding_window)
     seq_len = 600
     whole = make_batch(dtype, 64, [(seq_len, seq_len)])
     expected = whole.run(form, settings)
