@@ -8,6 +8,7 @@ from bitsmith.compile.decoder_plan import Activations, DecoderPlan, KVCacheType,
 from bitsmith.compile.packing import engine_weight
 from bitsmith.core.errors import Refused
 from bitsmith.ops.isa import cpu_flags
+from bitsmith.quantize.kv_scales import KV_GRID_END, ScaledKVCache, converted_scale
 from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import WeightSource
 
@@ -60,32 +61,48 @@ def resolve_kv_cache(
     requested: Literal["auto"] | KVCacheType,
     kv_scale: KVScale,
 ) -> KVCacheChoice:
-    """auto: what the checkpoint declares, else bf16. fp8 needs calibrated scales, or `ones` asked for."""
-    declared: KVCacheType = "fp8" if source.kv_cache_type == "fp8" else "bf16"
+    """auto: what the checkpoint declares, else bf16. fp8 and int8 need scales, or `ones` asked for."""
+    declared: KVCacheType = "bf16" if source.kv_cache_type == "none" else source.kv_cache_type
     kv_cache = declared if requested == "auto" else requested
     ones = ((1.0, 1.0),) * config.num_layers
+    if kv_cache not in KV_GRID_END:
+        if kv_scale == "ones":
+            raise Refused(f"--kv-scale ones applies to an fp8 or int8 KV cache; this one is {kv_cache}.")
+        return KVCacheChoice(kv_cache, ones, are_calibrated=False)
     if kv_scale == "ones":
-        if kv_cache != "fp8":
-            raise Refused(f"--kv-scale ones applies to an fp8 KV cache; this one is {kv_cache}.")
         return KVCacheChoice(kv_cache, ones, are_calibrated=False)
-    if kv_cache != "fp8":
-        return KVCacheChoice(kv_cache, ones, are_calibrated=False)
-    return KVCacheChoice(kv_cache, _calibrated_scales(source, config), are_calibrated=True)
+    return KVCacheChoice(kv_cache, _calibrated_scales(source, config, kv_cache), are_calibrated=True)
 
 
-def _calibrated_scales(source: WeightSource, config: DecoderConfig) -> tuple[tuple[float, float], ...]:
-    remedy = "Quantize with --kv-cache fp8, take --kv-cache bf16, or set scales of one with --kv-scale ones."
+def _calibrated_scales(
+    source: WeightSource, config: DecoderConfig, kv_cache: ScaledKVCache
+) -> tuple[tuple[float, float], ...]:
+    """For each layer (key scale, value scale). Raises Refused where the checkpoint has no calibrated ones.
+
+    Scales that were calibrated for the other type tell the same largest magnitudes, and are converted.
+    """
+    remedy = (
+        f"Quantize with --kv-cache {kv_cache}, take --kv-cache bf16, or set scales of one with "
+        "--kv-scale ones."
+    )
+    of = source.kv_cache_type
+    if of == "none":
+        raise Refused(f"An {kv_cache} KV cache needs scales, and the checkpoint declares none. {remedy}")
     scales = []
     for layer_index in range(config.num_layers):
         pair = source.kv_scales(layer_index)
         if pair is None:
-            raise Refused(f"An fp8 KV cache needs calibrated scales; layer {layer_index} has none. {remedy}")
+            raise Refused(
+                f"An {kv_cache} KV cache needs calibrated scales; layer {layer_index} has none. {remedy}"
+            )
         if not all(0.0 < scale < float("inf") for scale in pair):
             raise Refused(f"Layer {layer_index} has KV scales {pair}; they must be positive and finite.")
         scales.append(pair)
     if all(pair == (1.0, 1.0) for pair in scales):
         raise Refused(f"All KV scales of the checkpoint are 1.0, so they are not calibrated. {remedy}")
-    return tuple(scales)
+    return tuple(
+        (converted_scale(key, of, kv_cache), converted_scale(value, of, kv_cache)) for key, value in scales
+    )
 
 
 def _activations_text(spec: LinearSpec) -> str:
@@ -115,7 +132,7 @@ def describe_arithmetic(plan: DecoderPlan, *, kv_is_calibrated: bool) -> str:
     if not quantized:
         weights = ["bf16 weights" if 16 in dense else "fp32 weights"]
     scales = ""
-    if plan.kv_cache == "fp8":
+    if plan.kv_cache in KV_GRID_END:
         scales = ", calibrated scales" if kv_is_calibrated else ", UNCALIBRATED scales of one"
     head = _describe_head(plan.linears["head"][0])
     inputs = f"{'/'.join(activations)} activations"

@@ -29,6 +29,7 @@ from bitsmith.core.versions import TESTED_TORCH, result_versions
 from bitsmith.ops.isa import enabled_isa
 from bitsmith.ops.library import COMPILE_FLAGS, OPERATORS_INTERFACE, SOURCES_DIR, find_compiler
 from bitsmith.ops.packing import LAYOUT_ROWS16
+from bitsmith.quantize.kv_scales import KV_GRID_END
 from bitsmith.quantize.weight_source import WeightSource, open_weights
 
 _COMPILER_BYTES = 3 << 30  # what the compiler needs beside the weights
@@ -126,8 +127,10 @@ def _warnings(kv: KVCacheChoice) -> tuple[str, ...]:
     warnings = []
     if not torch.__version__.startswith(TESTED_TORCH):
         warnings.append(f"torch {torch.__version__} is untested here; {TESTED_TORCH} is what was tested.")
-    if kv.kv_cache == "fp8" and not kv.are_calibrated:
-        warnings.append("the fp8 KV cache has uncalibrated scales of one, as asked.")
+    if kv.kv_cache in KV_GRID_END and not kv.are_calibrated:
+        text = f"the {kv.kv_cache} KV cache has uncalibrated scales of one, as asked"
+        rounds = ": keys and values are rounded to whole numbers" if kv.kv_cache == "int8" else ""
+        warnings.append(f"{text}{rounds}.")
     return tuple(warnings)
 
 

@@ -14,13 +14,14 @@ import torch
 from bitsmith.compile.decoder_config import DecoderConfig
 from bitsmith.core.errors import Refused
 
-KVCacheType = Literal["fp8", "bf16", "fp32"]
+KVCacheType = Literal["fp8", "int8", "bf16", "fp32"]
 Activations = Literal["fp8", "int8", "bf16", "fp32"]
 HeadType = Literal["checkpoint", "int8"]
 
 ACTIVATION_CODES: dict[Activations, int] = {"fp32": 0, "bf16": 1, "int8": 2, "fp8": 3}
 KV_CACHE_DTYPES: dict[KVCacheType, torch.dtype] = {
     "fp8": torch.float8_e4m3fn,
+    "int8": torch.int8,
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
 }

@@ -117,8 +117,11 @@ def _kv_algo(reader: CheckpointReader, quantization: Mapping[str, Any]) -> str |
         return None
     kinds = {("float", 8): "FP8", ("int", 8): "INT8"}
     kind = kinds.get((args.get("type"), args.get("num_bits")))
-    if kind is None or args.get("strategy", "tensor") != "tensor":
-        raise Refused(f"{reader.path}: KV cache {args} is neither FP8 nor INT8 with one scale per layer.")
+    is_static = args.get("symmetric", True) and not args.get("dynamic", False)
+    if kind is None or not is_static or args.get("strategy", "tensor") != "tensor":
+        raise Refused(
+            f"{reader.path}: KV cache {args} is neither FP8 nor INT8 with one static symmetric scale."
+        )
     return kind
 
 

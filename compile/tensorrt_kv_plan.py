@@ -1,16 +1,15 @@
 """The KV cache of an export: which type, and one dequantization scale for each layer."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from bitsmith.compile.tensorrt_source import ExportSource
 from bitsmith.core.errors import Refused
-from bitsmith.quantize.fp8_weight import FP8_MAX
+from bitsmith.quantize.kv_scales import ScaledKVCache, converted_scale
 
 KvCacheChoice = Literal["auto", "fp8", "int8", "bf16", "fp32"]
 KvScaleChoice = Literal["calibrated", "ones"]
-_GRID_END: Mapping[str, float] = {"FP8": FP8_MAX, "INT8": 127.0}
+_KV_TYPES: dict[str, ScaledKVCache] = {"FP8": "fp8", "INT8": "int8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +44,10 @@ def plan_kv_cache(
         missing = next((layer for layer, pair in enumerate(pairs) if pair is None), 0)
         raise Refused(
             f"{source.path} has no calibrated KV scales (layer {missing}), which --kv-cache {algo.lower()} "
-            "needs. Quantize with --kv-cache fp8, or say --kv-scale ones."
+            f"needs. Quantize with --kv-cache {algo.lower()}, or say --kv-scale ones."
         )
-    ratio = _GRID_END[stored_algo] / _GRID_END[algo]
-    scales = tuple(max(floor, max(pair) * ratio) for pair in known)
+    of, to = _KV_TYPES[stored_algo], _KV_TYPES[algo]
+    scales = tuple(max(floor, converted_scale(max(pair), of, to)) for pair in known)
     bad = next((layer for layer, scale in enumerate(scales) if not 0 < scale < float("inf")), None)
     if bad is not None:
         raise Refused(f"{source.path}: layer {bad} has a KV scale of {scales[bad]:g}; calibrate it again.")

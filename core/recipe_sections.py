@@ -45,7 +45,7 @@ class QuantizeSection:
     group_size: Positive | Literal["auto", "channel"] = "auto"
     symmetric: bool = True
     act_order: bool | None = None
-    kv_cache: Literal["none", "fp8"] = "none"
+    kv_cache: Literal["none", "fp8", "int8"] = "none"
     target: Literal["cpu", "tensorrt-llm", "tensorrt-llm-pytorch", "vllm"] | None = None
     tensor_parallel: Positive | None = None
     refine: bool = False
@@ -60,7 +60,7 @@ class CompileSection:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     target: Literal["cpu"] = "cpu"
-    kv_cache: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
+    kv_cache: Literal["auto", "fp8", "int8", "bf16", "fp32"] = "auto"
     activations: Literal["auto", "int8", "bf16", "fp32"] = "auto"
     max_batch_size: Positive = 32
     max_num_tokens: Positive = 1024

@@ -7,7 +7,7 @@ from typing import Literal
 from bitsmith.core.errors import Refused
 
 Method = Literal["rtn", "gptq", "fp8"]
-KVCacheScheme = Literal["none", "fp8"]
+KVCacheScheme = Literal["none", "fp8", "int8"]
 ActivationScale = Literal["tensor", "token"]
 
 _WEIGHT_ONLY = re.compile(r"^w(?P<bits>[48])a16-(?P<method>rtn|gptq)$")

@@ -37,6 +37,7 @@ from bitsmith.pipeline.scheme_text import describe_scheme
 from bitsmith.pipeline.serve_check import ask_served_engine
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize
+from bitsmith.quantize.kv_scales import KV_GRID_END
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +156,12 @@ def _plan_evaluate(recipe: Recipe, root: Path, source: ModelSource) -> EvaluateP
 
 def _check_kv_cache(recipe: Recipe) -> None:
     """What compile would refuse after the quantization, refused now."""
-    wants_fp8 = recipe.compile.kv_cache == "fp8" and recipe.compile.kv_scale == "calibrated"
-    if wants_fp8 and recipe.quantize.kv_cache != "fp8":
+    kv_cache = recipe.compile.kv_cache
+    needs_scales = kv_cache in KV_GRID_END and recipe.compile.kv_scale == "calibrated"
+    if needs_scales and recipe.quantize.kv_cache == "none":
         raise Refused(
-            "compile.kv_cache is fp8, but quantize.kv_cache calibrates no scales for it. "
-            "Set quantize.kv_cache: fp8, or compile.kv_scale: ones."
+            f"compile.kv_cache is {kv_cache}, but quantize.kv_cache calibrates no scales for it. "
+            f"Set quantize.kv_cache: {kv_cache}, or compile.kv_scale: ones."
         )
 
 

@@ -10,7 +10,6 @@ from bitsmith.compile.job import CompileJob, compile_engine, plan_compile
 from bitsmith.compile.tensorrt_job import plan_tensorrt
 from bitsmith.compile.tensorrt_output import compile_tensorrt
 from bitsmith.core.artifact import find_finished
-from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import MANIFEST_NAME, Manifest
 from bitsmith.core.model_ref import resolve_model
 from bitsmith.core.progress import Reporter
@@ -39,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-cache",
         choices=["auto", "fp8", "int8", "bf16", "fp32"],
         default="auto",
-        help="auto (the default): what the checkpoint declares, else bf16; fp32: cpu; int8: tensorrt-llm",
+        help="auto (the default): what the checkpoint declares, else bf16; fp32: cpu only",
     )
     parser.add_argument(
         "--kv-scale",
         choices=["calibrated", "ones"],
         default="calibrated",
-        help="ones: accept an FP8 cache without calibrated scales",
+        help="ones: accept an FP8 or INT8 cache without calibrated scales",
     )
     parser.add_argument(
         "--activations",
@@ -90,8 +89,6 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
 
 def _compile_cpu(args: argparse.Namespace, checkpoint: Path, reporter: Reporter) -> Manifest:
     refuse_for_cpu(args, _defaults())
-    if args.kv_cache == "int8":
-        raise Refused("--kv-cache int8: not for --target cpu. Take fp8, bf16 or fp32.")
     limits = {name: getattr(args, name) for name in ("max_batch_size", "max_num_tokens", "max_model_len")}
     job = CompileJob(
         checkpoint=checkpoint,

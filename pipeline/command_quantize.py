@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from bitsmith.core.artifact import find_finished
 from bitsmith.core.errors import Refused
@@ -13,6 +13,7 @@ from bitsmith.core.progress import Reporter
 from bitsmith.core.scheme import (
     DEFAULT_REFINE_STEPS,
     SCHEME_NAMES,
+    KVCacheScheme,
     QuantizationScheme,
     parse_scheme_name,
     resolve_refine_steps,
@@ -46,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="GPTQ: columns with the largest inputs first, static groups (the default of GPTQ)",
     )
     parser.add_argument(
-        "--kv-cache", choices=["none", "fp8"], default="none", help="calibrate scales for this KV cache"
+        "--kv-cache",
+        choices=get_args(KVCacheScheme),
+        default="none",
+        help="calibrate scales for this KV cache",
     )
     parser.add_argument(
         "--refine",

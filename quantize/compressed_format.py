@@ -1,9 +1,7 @@
 """Compressed-tensors checkpoints, and dense ones: their weights and KV scales by module name."""
 
-from typing import Literal
-
 from bitsmith.core.checkpoint import CheckpointReader
-from bitsmith.core.scheme import ActivationScale
+from bitsmith.core.scheme import ActivationScale, KVCacheScheme
 from bitsmith.quantize.compressed_float import declared_fp8, load_fp8
 from bitsmith.quantize.compressed_tensors import (
     declared_bits,
@@ -24,7 +22,7 @@ class CompressedTensorsFormat:
         self._reader = reader
         self._bits = declared_bits(reader.config)
         self.fp8_activations: ActivationScale | None = declared_fp8(reader.config)
-        self.kv_cache_type: Literal["none", "fp8"] = declared_kv_cache(reader.config)
+        self.kv_cache_type: KVCacheScheme = declared_kv_cache(reader.config)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ others load what is written here. Not known here: where weights come from, which
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +14,15 @@ from bitsmith.core.errors import Refused
 from bitsmith.core.scheme import KVCacheScheme
 from bitsmith.quantize.compressed_float import FLOAT_FORMAT, FLOAT_SUFFIXES, declared_fp8, store_fp8
 from bitsmith.quantize.fp8_weight import Fp8Weight
+from bitsmith.quantize.kv_scales import ScaledKVCache
 from bitsmith.quantize.packing import PACKABLE_BITS, num_words, pack_int32, unpack_int32
 from bitsmith.quantize.weight import QuantizedWeight
 
 PACKED_FORMAT = "pack-quantized"
 _WEIGHT_SUFFIXES = ("weight_packed", "weight_shape", "weight_zero_point", *FLOAT_SUFFIXES)
 _KV_SUFFIXES = ("self_attn.k_scale", "self_attn.v_scale")
+# KV-cache types, and what the format calls their numbers.
+_KV_TYPES: dict[ScaledKVCache, str] = {"fp8": "float", "int8": "int"}
 
 
 def pack_weight(module_name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
@@ -129,15 +132,15 @@ def quantization_config(
         "quantization_status": "frozen" if weights is None else "compressed",
         "config_groups": {} if weights is None else {"group_0": group | {"format": form}},
         "ignore": list(ignore),
-        "kv_cache_scheme": _kv_cache_args() if kv_cache == "fp8" else None,
+        "kv_cache_scheme": None if kv_cache == "none" else _kv_cache_args(_KV_TYPES[kv_cache]),
         "global_compression_ratio": None,
     }
 
 
-def _kv_cache_args() -> dict[str, Any]:
+def _kv_cache_args(number_type: str) -> dict[str, Any]:
     return {
         "num_bits": 8,
-        "type": "float",
+        "type": number_type,
         "symmetric": True,
         "strategy": "tensor",
         "dynamic": False,
@@ -187,14 +190,18 @@ def _group_bits(name: str, group: Mapping[str, Any], quantization: Mapping[str, 
     return int(weights["num_bits"])
 
 
-def declared_kv_cache(config: Mapping[str, Any]) -> Literal["none", "fp8"]:
+def declared_kv_cache(config: Mapping[str, Any]) -> KVCacheScheme:
     """KV-cache type that a checkpoint's config.json declares. Raises Refused for one that is not known."""
     args = (config.get("quantization_config") or {}).get("kv_cache_scheme")
     if args is None:
         return "none"
-    if (args.get("type"), args.get("num_bits"), args.get("strategy")) != ("float", 8, "tensor"):
-        raise Refused(
-            f"The checkpoint declares a KV cache of {args.get('type')} {args.get('num_bits')} bits per "
-            f"{args.get('strategy')}; FP8 per tensor can be read."
-        )
-    return "fp8"
+    is_static = args.get("symmetric", True) and not args.get("dynamic", False)
+    if is_static and (args.get("num_bits"), args.get("strategy")) == (8, "tensor"):
+        for kv_cache, number_type in _KV_TYPES.items():
+            if args.get("type") == number_type:
+                return kv_cache
+    raise Refused(
+        f"The checkpoint declares a KV cache of {args.get('type')} {args.get('num_bits')} bits per "
+        f"{args.get('strategy')}{'' if is_static else ', with zero points or dynamic scales'}; FP8 and INT8 "
+        "with a static symmetric scale per tensor can be read."
+    )

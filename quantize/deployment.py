@@ -15,6 +15,7 @@ DeploymentTarget = Literal["cpu", "tensorrt-llm", "tensorrt-llm-pytorch", "vllm"
 TARGETS: tuple[DeploymentTarget, ...] = get_args(DeploymentTarget)
 
 _TENSORRT = ("tensorrt-llm", "tensorrt-llm-pytorch")
+_FLOAT_KV_ONLY = ("tensorrt-llm-pytorch", "vllm")
 _TENSORRT_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 _TENSORRT_GROUPS = (128, 64)
 _OTHER_GROUPS = (128, 64, 32)
@@ -55,6 +56,11 @@ def plan_deployment(
     """
     if deployment.target == "cpu":
         return scheme
+    if scheme.kv_cache == "int8" and deployment.target in _FLOAT_KV_ONLY:
+        raise Refused(
+            f"--for {deployment.target} with --kv-cache int8: this target reads FP8 scales only. "
+            "Use --kv-cache fp8, or none."
+        )
     if deployment.target in _TENSORRT:
         _check_tensorrt(deployment, scheme, config)
         scheme = replace(scheme, signed_scale=False)  # its scales are amax over the end of the grid

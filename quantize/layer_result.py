@@ -46,7 +46,7 @@ class LayerResult:
         if scales is None:
             reason = "calibration put nothing but zeros into this layer's cache"
             where = f"{self.prefix}.self_attn"
-            self.fallbacks.append(Fallback(where, "calibrated FP8 KV scales", "scale 1", reason))
+            self.fallbacks.append(Fallback(where, "calibrated KV scales", "scale 1", reason))
         self.kv_scales = scales or (1.0, 1.0)
 
     def rounded(self) -> dict[str, QuantizedWeight]:

@@ -128,8 +128,8 @@ class LayerwiseQuantizer:
                 f"The activations after {prefix} are not finite: the model overflows "
                 "on the calibration data. Check its weights, or calibrate on other text."
             )
-        if observer is not None:
-            result.add_kv_scales(observer.scales())
+        if observer is not None and self._scheme.kv_cache != "none":
+            result.add_kv_scales(observer.scales(self._scheme.kv_cache))
         hidden = [] if is_last else [*outputs, *reference]
         state.save(index, result.report(), result.tensors(), hidden)
         return _with_hidden(batches, hidden)
@@ -138,7 +138,7 @@ class LayerwiseQuantizer:
         self, layer: nn.Module, batches: _Batches, keywords: Sequence[Mapping[str, Any]]
     ) -> tuple[KVObserver | None, LayerRunner]:
         """A runner of the layer and, where its cache gets scales, the observer of what it puts there."""
-        if self._scheme.kv_cache != "fp8":
+        if self._scheme.kv_cache == "none":
             return None, LayerRunner(layer, batches.hidden_states, keywords)
         observer = KVObserver()
         extra = {cache_argument(layer): observer}

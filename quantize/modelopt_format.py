@@ -4,14 +4,13 @@ Names and layout are those that nvidia-modelopt 0.47 writes. Not known here: wha
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.errors import Refused
-from bitsmith.core.scheme import ActivationScale
+from bitsmith.core.scheme import ActivationScale, KVCacheScheme
 from bitsmith.quantize.compressed_float import load_fp8
 from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.int4_rows import unpack_rows
@@ -41,7 +40,7 @@ class ModelOptFormat:
         kv_algo = section.get("kv_cache_quant_algo")
         if kv_algo not in (None, "FP8"):
             raise Refused(f"{reader.path} has a KV cache of type {kv_algo!r}; FP8 can be read.")
-        self.kv_cache_type: Literal["none", "fp8"] = "none" if kv_algo is None else "fp8"
+        self.kv_cache_type: KVCacheScheme = "none" if kv_algo is None else "fp8"
         self.fp8_activations = _FP8_INPUTS.get(str(self._algo))
 
     @property

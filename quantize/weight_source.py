@@ -1,13 +1,13 @@
 """Weights by module name, from a quantized checkpoint of either format or from a dense model alike."""
 
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.errors import Refused
-from bitsmith.core.scheme import ActivationScale
+from bitsmith.core.scheme import ActivationScale, KVCacheScheme
 from bitsmith.quantize.compressed_format import CompressedTensorsFormat
 from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.modelopt_config import modelopt_section
@@ -23,7 +23,7 @@ class StoredFormat(Protocol):
     def fp8_activations(self) -> ActivationScale | None: ...
 
     @property
-    def kv_cache_type(self) -> Literal["none", "fp8"]: ...
+    def kv_cache_type(self) -> KVCacheScheme: ...
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.checkpoint_writer import CheckpointWriter
 from bitsmith.core.model_ref import ModelSource
 from bitsmith.core.progress import Reporter
-from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
+from bitsmith.core.scheme import KVCacheScheme, QuantizationScheme, parse_scheme_name
 from bitsmith.ops.library import build_operators, load_operators
 from bitsmith.quantize import job as job_module
 from bitsmith.quantize.calibration import CalibrationSettings
@@ -105,9 +105,10 @@ def _save_tokenizer(path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def make_quantized(tmp_path_factory: pytest.TempPathFactory, make_model: ModelMaker) -> ModelMaker:
-    """make_quantized(num_bits, symmetric=..., kv_scales=..., skip=...) -> checkpoint by rounding.
+    """make_quantized(num_bits, symmetric=..., kv_scales=..., kv_cache=..., skip=...) -> by rounding.
 
-    kv_scales: for each layer the same (key, value) scale. skip: part of a module's name that stays dense.
+    kv_scales: for each layer the same (key, value) scale, of a cache of type kv_cache. skip: part of a
+    module's name that stays dense.
     """
     made: dict[str, Path] = {}
 
@@ -116,32 +117,31 @@ def make_quantized(tmp_path_factory: pytest.TempPathFactory, make_model: ModelMa
         *,
         symmetric: bool = True,
         kv_scales: tuple[float, float] | None = None,
+        kv_cache: KVCacheScheme = "fp8",
         skip: str = "lm_head",
     ) -> Path:
-        key = f"{num_bits} {symmetric} {kv_scales} {skip}"
+        declared: KVCacheScheme = "none" if kv_scales is None else kv_cache
+        key = f"{num_bits} {symmetric} {kv_scales} {declared} {skip}"
         if key not in made:
             made[key] = tmp_path_factory.mktemp("quantized")
-            _quantize(
-                make_model("llama", dtype=torch.bfloat16), made[key], num_bits, symmetric, kv_scales, skip
+            quantization = quantization_config(
+                weight_args(num_bits, GROUP_SIZE, symmetric, False), [skip], declared
             )
+            _quantize(make_model("llama", dtype=torch.bfloat16), made[key], quantization, kv_scales)
         return made[key]
 
     return make
 
 
 def _quantize(
-    source: Path,
-    target: Path,
-    num_bits: int,
-    symmetric: bool,
-    kv_scales: tuple[float, float] | None,
-    skip: str,
+    source: Path, target: Path, quantization: dict[str, Any], kv_scales: tuple[float, float] | None
 ) -> None:
+    weights, (skip,) = quantization["config_groups"]["group_0"]["weights"], quantization["ignore"]
     reader, writer = CheckpointReader(source), CheckpointWriter(target)
     for name in reader.names:
         weight = reader.tensor(name)
         if name.endswith("_proj.weight") and skip not in name:
-            rounded = round_to_nearest(weight.float(), num_bits, symmetric=symmetric)
+            rounded = round_to_nearest(weight.float(), weights["num_bits"], symmetric=weights["symmetric"])
             for part, tensor in pack_weight(name.removesuffix(".weight"), rounded).items():
                 writer.add(part, tensor)
         else:
@@ -151,9 +151,6 @@ def _quantize(
             for name, scale in zip(kv_scale_names(f"model.layers.{layer_index}"), kv_scales, strict=True):
                 writer.add(name, torch.tensor([scale]))
     writer.finish()
-    quantization = quantization_config(
-        weight_args(num_bits, GROUP_SIZE, symmetric, False), [skip], "none" if kv_scales is None else "fp8"
-    )
     config = reader.config | {"quantization_config": quantization}
     (target / "config.json").write_text(json.dumps(config))
     _save_tokenizer(target)

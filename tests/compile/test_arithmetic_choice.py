@@ -47,22 +47,42 @@ def test_int8_activations_need_quantized_weights(make_model: ModelMaker, tmp_pat
         _plan(make_model("llama"), tmp_path, activations="int8")
 
 
+@pytest.mark.parametrize("kv_cache", ["fp8", "int8"])
 @pytest.mark.parametrize("kv_scales", [None, (1.0, 1.0), (0.02, 0.0), (float("nan"), 0.01)])
-def test_fp8_without_calibrated_scales_is_refused(
-    kv_scales: tuple[float, float] | None, make_quantized: ModelMaker, tmp_path: Path
+def test_a_cache_without_calibrated_scales_is_refused(
+    kv_scales: tuple[float, float] | None, kv_cache: str, make_quantized: ModelMaker, tmp_path: Path
 ) -> None:
     with pytest.raises(Refused, match="scales"):
-        _plan(make_quantized(4, kv_scales=kv_scales), tmp_path, kv_cache="fp8")
+        _plan(make_quantized(4, kv_scales=kv_scales), tmp_path, kv_cache=kv_cache)
 
 
-def test_scales_of_one_on_request_are_loud(make_quantized: ModelMaker, tmp_path: Path) -> None:
-    plan = _plan(make_quantized(4, kv_scales=(0.02, 0.01)), tmp_path, kv_scale="ones")
+def test_an_int8_cache_is_declared_or_converted_from_fp8_scales(
+    make_quantized: ModelMaker, tmp_path: Path
+) -> None:
+    """One calibration tells both: the largest magnitude is scale * 448, and scale * 127."""
+    declared = _plan(make_quantized(4, kv_scales=(0.08, 0.04), kv_cache="int8"), tmp_path)
+    assert (declared.kv.kv_cache, declared.kv.are_calibrated) == ("int8", True)
+    assert list(map(list, declared.kv.kv_scales)) == [pytest.approx([0.08, 0.04])] * 2
+    converted = _plan(make_quantized(4, kv_scales=(0.02, 0.01)), tmp_path, kv_cache="int8")
+    assert (converted.kv.kv_cache, converted.kv.are_calibrated) == ("int8", True)
+    amax = [0.02 * 448, 0.01 * 448]
+    assert [[s * 127 for s in pair] for pair in converted.kv.kv_scales] == [pytest.approx(amax)] * 2
+    back = _plan(make_quantized(4, kv_scales=(0.08, 0.04), kv_cache="int8"), tmp_path, kv_cache="fp8")
+    assert [[s * 448 for s in pair] for pair in back.kv.kv_scales] == [
+        pytest.approx([0.08 * 127, 0.04 * 127])
+    ] * 2
+
+
+@pytest.mark.parametrize("kv_cache", ["fp8", "int8"])
+def test_scales_of_one_on_request_are_loud(kv_cache: str, make_quantized: ModelMaker, tmp_path: Path) -> None:
+    checkpoint = make_quantized(4, kv_scales=(0.02, 0.01))
+    plan = _plan(checkpoint, tmp_path, kv_cache=kv_cache, kv_scale="ones")
     assert plan.kv.kv_scales == ((1.0, 1.0),) * 2
-    assert any("uncalibrated" in warning for warning in plan.warnings)
+    assert any(f"{kv_cache} KV cache has uncalibrated" in warning for warning in plan.warnings)
 
 
 def test_an_inert_kv_scale_is_refused(make_quantized: ModelMaker, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="--kv-scale ones applies to an fp8"):
+    with pytest.raises(Refused, match="--kv-scale ones applies to an fp8 or int8"):
         _plan(make_quantized(4), tmp_path, kv_scale="ones")
 
 

@@ -107,7 +107,7 @@ def test_paths_are_taken_from_the_recipes_directory(write: Any, tmp_path: Path) 
         ("quantize: 3", "quantize: 3 is not accepted. Give a mapping."),
         ("quantize:", "quantize: None is not accepted. Give a mapping."),
         ("compile: {target: cuda}", "compile.target: 'cuda' is not accepted. Give 'cpu'."),
-        ("compile: {kv_cache: int8}", "'int8' is not accepted. Give 'auto' or 'fp8' or 'bf16' or 'fp32'."),
+        ("compile: {kv_cache: int4}", "Give 'auto' or 'fp8' or 'int8' or 'bf16' or 'fp32'."),
         ("evaluate: {tasks: piqa}", "evaluate.tasks: 'piqa' is not accepted. Give a list, each entry text,"),
         ("evaluate: {gate: 3}", "evaluate.gate: 3 is not accepted. Give a mapping or text, not empty."),
         ("serve: {port: 70000}", "70000 is not accepted. Give an integer of at least 0 and at most 65535."),

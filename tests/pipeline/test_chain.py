@@ -90,6 +90,10 @@ def test_a_recipe_that_cannot_end_well_is_refused_before_anything_is_written(
             "quantize": recipe["quantize"] | {"kv_cache": "none"},
             "compile": recipe["compile"] | {"kv_cache": "fp8"},
         },
+        "kv_cache is int8": {
+            "quantize": recipe["quantize"] | {"kv_cache": "none"},
+            "compile": recipe["compile"] | {"kv_cache": "int8"},
+        },
         "at least 384": {"compile": recipe["compile"] | {"max_model_len": 300}},
         "unknown metric": {"evaluate": recipe["evaluate"] | {"gate": {"kl_men": {"max": 1}}}},
         "Valid keys": {"compile": recipe["compile"] | {"batch": 3}},

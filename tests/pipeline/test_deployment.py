@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from bitsmith.compile.tensorrt_checkpoint import open_checkpoint
 from bitsmith.compile.tensorrt_job import TensorrtJob, plan_tensorrt
+from bitsmith.compile.tensorrt_names import kv_scale_name
 from bitsmith.compile.tensorrt_output import compile_tensorrt
 from bitsmith.compile.tensorrt_release import DEFAULT_RELEASE
 from bitsmith.core.errors import Refused
@@ -95,6 +96,8 @@ def test_fused_fp8_modules_share_one_weight_scale(model: Path, tmp_path: Path) -
         ("vllm", 4, "w4a16-gptq", {"group_size": 128}, "on each of 4 ranks"),
         ("tensorrt-llm", 3, "w8a8-fp8", {}, "does not divide 4 attention heads"),
         ("vllm", 8, "w4a16-gptq", {}, "does not divide 4 attention heads"),
+        ("vllm", 1, "w4a16-gptq", {"kv_cache": "int8"}, "--kv-cache int8: this target reads FP8 scales only"),
+        ("tensorrt-llm-pytorch", 1, "none", {"kv_cache": "int8"}, "--kv-cache int8: this target reads FP8"),
     ],
 )
 def test_what_the_target_cannot_take_is_refused(
@@ -103,6 +106,26 @@ def test_what_the_target_cannot_take_is_refused(
     with pytest.raises(Refused, match=reason):
         plan_quantize(job(model, tmp_path / "q", name, Deployment(target, ranks), **settings))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("asked_of_export", "end"), [("auto", 127), ("fp8", 448)])
+def test_an_int8_kv_cache_is_exported_with_its_scales(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_of_export: Any, end: int
+) -> None:
+    """One dequantization scale for a layer's keys and values: the larger of both."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    asked = job(model, tmp_path / "q", "w4a16-rtn", Deployment("tensorrt-llm"), kv_cache="int8")
+    quantize_model(asked, plan_quantize(asked), QUIET)
+    engine = TensorrtJob(tmp_path / "q", tmp_path / "e", "tensorrt-llm", kv_cache=asked_of_export)
+    compile_tensorrt(engine, plan_tensorrt(engine), QUIET)
+    checkpoint = open_checkpoint(tmp_path / "e" / "checkpoint", DEFAULT_RELEASE)
+    assert checkpoint.model.quant.kv_cache_quant_algo == {127: "INT8", 448: "FP8"}[end]
+    source = open_weights(tmp_path / "q")
+    for layer in range(2):
+        pair = source.kv_scales(layer)
+        assert pair is not None
+        exported = float(checkpoint.ranks[0].tensor(kv_scale_name(layer)))
+        assert exported * end == pytest.approx(max(pair) * 127, rel=1e-6)
 
 
 def test_automatic_group_size_fits_every_rank(model: Path, tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ def test_an_engine_that_cannot_be_built_here_is_refused_before_work(
     [
         ("cpu", ["--tensor-parallel", "2"]),
         ("cpu", ["--triton", "somewhere"]),
-        ("cpu", ["--kv-cache", "int8"]),
         ("tensorrt-llm", ["--activations", "int8"]),
         ("tensorrt-llm", ["--num-threads", "2"]),
         ("tensorrt-llm", ["--max-draft-len", "2"]),

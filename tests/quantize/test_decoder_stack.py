@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.quantize.decoder_stack import DecoderStack, cache_argument
-from bitsmith.quantize.fp8_weight import FP8_MAX
-from bitsmith.quantize.kv_scales import KVObserver
+from bitsmith.quantize.kv_scales import KV_GRID_END, KVObserver
 from bitsmith.quantize.layer_runner import LayerRunner
 from bitsmith.quantize.layer_stages import Block, find_stages
 
@@ -100,10 +99,10 @@ def test_kv_observer_sees_what_the_cache_would_hold(make_model: Callable[..., Pa
     layer, observer = stack.materialise(0), KVObserver()
     keywords = {**calls.keywords[0], cache_argument(layer): observer}
     list(LayerRunner(layer, [calls.hidden_states], [keywords]).outputs())
-    scales = observer.scales()
-    assert scales is not None
     key_amax, value_amax = (float(t.abs().max()) for t in (cache.layers[0].keys, cache.layers[0].values))
-    assert scales == pytest.approx((key_amax / FP8_MAX, value_amax / FP8_MAX), rel=1e-5)
+    for kv_cache, end in KV_GRID_END.items():
+        assert observer.scales(kv_cache) == pytest.approx((key_amax / end, value_amax / end), rel=1e-5)
+    assert KV_GRID_END == {"fp8": 448, "int8": 127}
 
 
 def test_the_random_state_of_the_caller_is_untouched(make_model: Callable[..., Path]) -> None:

@@ -28,6 +28,7 @@ SCHEMES = [
     ("w4a16-rtn", {"group_size": "channel"}),
     ("w8a16-gptq", {"act_order": True, "kv_cache": "fp8"}),
     ("w8a16-rtn", {"symmetric": False, "kv_cache": "fp8"}),
+    ("w4a16-rtn", {"kv_cache": "int8"}),
 ]
 
 
@@ -74,6 +75,37 @@ def test_transformers_loads_the_checkpoint_with_our_weights(
     assert group.group_size == (None if job.scheme.group_size == "channel" else 32)
     assert source.kv_cache_type == job.scheme.kv_cache
     assert (source.kv_scales(2) is None) == (job.scheme.kv_cache == "none")
+    declared = config.kv_cache_scheme
+    number_type = None if declared is None else (declared.type, declared.num_bits, declared.symmetric)
+    expected = {"none": None, "fp8": ("float", 8, True), "int8": ("int", 8, True)}
+    assert number_type == expected[job.scheme.kv_cache]
+
+
+def test_int8_and_fp8_scales_tell_the_same_largest_magnitudes(make_job: JobMaker, reporter: Reporter) -> None:
+    made = {}
+    for kv_cache in ("fp8", "int8"):
+        job = make_job("none", out=kv_cache, kv_cache=kv_cache)
+        run(job, reporter)
+        made[kv_cache] = open_weights(job.out)
+    for layer in range(3):
+        fp8, int8 = made["fp8"].kv_scales(layer), made["int8"].kv_scales(layer)
+        assert fp8 is not None and int8 is not None
+        assert [s * 448 for s in fp8] == pytest.approx([s * 127 for s in int8], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change", [{"type": "int", "symmetric": False}, {"dynamic": True}, {"num_bits": 4}, {"strategy": "token"}]
+)
+def test_a_kv_cache_that_cannot_be_read_is_refused(
+    change: dict[str, object], make_job: JobMaker, reporter: Reporter
+) -> None:
+    job = make_job("none", kv_cache="int8")
+    run(job, reporter)
+    config = json.loads((job.out / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] |= change
+    (job.out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Refused, match="FP8 and INT8 with a static symmetric scale"):
+        open_weights(job.out)
 
 
 def test_the_scale_search_and_compensation_pay(make_job: JobMaker, reporter: Reporter) -> None:
