@@ -6,14 +6,19 @@ from typing import Literal
 
 from bitsmith.core.errors import Refused
 
-Method = Literal["rtn", "gptq", "fp8"]
+Method = Literal["rtn", "gptq", "awq", "awq-gptq", "fp8"]
 KVCacheScheme = Literal["none", "fp8", "int8"]
 ActivationScale = Literal["tensor", "token"]
 
-_WEIGHT_ONLY = re.compile(r"^w(?P<bits>[48])a16-(?P<method>rtn|gptq)$")
+_WEIGHT_ONLY = re.compile(r"^w(?P<bits>[48])a16-(?P<method>rtn|gptq|awq|awq-gptq)$")
+_INTEGER_METHODS: tuple[Method, ...] = ("gptq", "awq", "awq-gptq", "rtn")
 # Schemes that quantize activations too: how far one of their scales reaches.
 _ACTIVATION_SCALES: dict[str, ActivationScale] = {"w8a8-fp8": "tensor", "w8a8-fp8-dynamic": "token"}
-SCHEME_NAMES = ("w4a16-gptq", "w4a16-rtn", "w8a16-gptq", "w8a16-rtn", *_ACTIVATION_SCALES, "none")
+SCHEME_NAMES = (
+    *(f"w{num_bits}a16-{method}" for num_bits in (4, 8) for method in _INTEGER_METHODS),
+    *_ACTIVATION_SCALES,
+    "none",
+)
 DEFAULT_REFINE_STEPS = 50
 
 
@@ -43,6 +48,14 @@ class QuantizationScheme:
         """tensor: one static scale, from calibration. token: chosen at run time. None: not quantized."""
         return _ACTIVATION_SCALES.get(self.name)
 
+    @property
+    def rounds_to_integers(self) -> bool:
+        return self.method in _INTEGER_METHODS
+
+    @property
+    def uses_gptq(self) -> bool:
+        return self.method in ("gptq", "awq-gptq")
+
 
 def resolve_refine_steps(refine: bool, steps: int | None) -> int:
     """Steps of refinement, 0 for none. Raises Refused where steps are given and refinement is not."""
@@ -64,5 +77,5 @@ def parse_scheme_name(name: str) -> tuple[int, Method | None]:
     match = _WEIGHT_ONLY.match(name)
     if match is None:
         raise Refused(f"Unknown scheme {name!r}. Valid schemes: {', '.join(SCHEME_NAMES)}.")
-    method: Method = "gptq" if match["method"] == "gptq" else "rtn"
+    (method,) = (known for known in _INTEGER_METHODS if known == match["method"])
     return int(match["bits"]), method

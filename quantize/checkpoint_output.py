@@ -70,8 +70,8 @@ def write_config(config: dict[str, Any], target: Path, plan: "QuantizePlan") -> 
 
 
 def write_weights(reader: CheckpointReader, state: ResumeState, target: Path, plan: "QuantizePlan") -> None:
-    """What is kept, as stored in the source; then every layer's packed tensors and KV scales."""
-    replaced = {f"{name}.weight" for name in plan.selection.shapes}
+    """What is kept, as stored in the source; then every layer's packed and changed tensors and KV scales."""
+    replaced = {f"{name}.weight" for name in plan.selection.shapes} | state.tensor_names()
     writer = CheckpointWriter(target, max_shard_bytes=_MAX_SHARD_BYTES)
     for name in reader.names:
         if name not in replaced:

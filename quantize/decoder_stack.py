@@ -86,6 +86,10 @@ class DecoderStack:
             self._fill(module, f"{self.layer_name(index)}.{name}".removesuffix("."))
         return layer.eval().requires_grad_(False)
 
+    def stored_dtype(self, index: int, name: str) -> torch.dtype:
+        """The checkpoint's dtype of a layer's parameter. name: inside the layer."""
+        return self._reader.dtype(f"{self.layer_name(index)}.{name}")
+
     def fill_embedding(self) -> None:
         """Load what lies before the layers; `release_embedding` drops it again."""
         inside = {id(m) for m in self._layers.modules()}

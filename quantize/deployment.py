@@ -65,7 +65,7 @@ def plan_deployment(
         _check_tensorrt(deployment, scheme, config)
         scheme = replace(scheme, signed_scale=False)  # its scales are amax over the end of the grid
     rank_shapes = _rank_shapes(deployment, shapes, config)
-    if scheme.method not in ("rtn", "gptq"):
+    if not scheme.rounds_to_integers:
         return scheme
     if scheme.num_bits == 8 and deployment.target == "tensorrt-llm-pytorch":
         return _per_channel(scheme)
@@ -79,14 +79,14 @@ def _check_tensorrt(deployment: Deployment, scheme: QuantizationScheme, config: 
             f"--for {deployment.target}: model_type {model_type!r} is not exported to TensorRT-LLM here; "
             f"{', '.join(_TENSORRT_FAMILIES)} are. Choose another --for."
         )
-    if scheme.method in ("rtn", "gptq") and not scheme.symmetric:
+    if scheme.rounds_to_integers and not scheme.symmetric:
         reason = (
             "its zero points are rounded to the model's dtype, so the weights would not come back exactly"
             if deployment.target == "tensorrt-llm"
             else "its 4-bit kernel is called without zero points"
         )
         raise Refused(f"--for {deployment.target} with --asymmetric: {reason}. Use --symmetric.")
-    if scheme.num_bits == 8 and scheme.method in ("rtn", "gptq") and deployment.target == "tensorrt-llm":
+    if scheme.num_bits == 8 and scheme.rounds_to_integers and deployment.target == "tensorrt-llm":
         raise Refused(
             f"--for tensorrt-llm with {scheme.name}: trtllm-build rounds 8-bit weights again by itself, so "
             "what is quantized here would not be kept. Use w8a8-fp8 or a 4-bit scheme; without --for the "

@@ -101,7 +101,7 @@ def _seconds(
     if tokens_per_step:
         # The unquantized model runs too; a step is a forward and a backward of about two.
         work += forward * (num_tokens + 3 * scheme.refine_steps * tokens_per_step)
-    if scheme.method == "gptq":
+    if scheme.uses_gptq:
         # q, k, v and gate, up share a Hessian: about half of the modules bring one.
         work += _HESSIAN_FACTOR * num_tokens * sum(columns * columns for _, columns in shapes.values())
         work += _SOLVER_FACTOR * sum(rows * columns * columns for rows, columns in shapes.values())

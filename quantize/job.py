@@ -17,7 +17,7 @@ from bitsmith.quantize.decoder_stack import DecoderStack
 from bitsmith.quantize.layerwise import LayerwiseQuantizer
 from bitsmith.quantize.plan import QuantizeJob, QuantizePlan, needs_calibration, plan_quantize
 from bitsmith.quantize.records import LayerReport, is_finite
-from bitsmith.quantize.reread import reread_in_fresh_process
+from bitsmith.quantize.reread import expected_digests, reread_in_fresh_process
 from bitsmith.quantize.resume_state import ResumeState
 
 __all__ = ["QuantizeJob", "QuantizePlan", "plan_quantize", "quantize_model", "say_calibration"]
@@ -72,7 +72,7 @@ def _fill(
     write_config(reader.config, pending.partial, plan)
     write_weights(reader, state, pending.partial, plan)
     state.remove()
-    reread_in_fresh_process(pending.partial, [record for report in reports for record in report.modules])
+    reread_in_fresh_process(pending.partial, expected_digests(reports))
     pending.details = _details(job, plan, reports) | {"files_not_copied": not_copied}
     numeric = [fallback for report in reports for fallback in report.fallbacks]
     pending.fallbacks = [*_calibration_fallbacks(plan), *numeric]
@@ -117,6 +117,7 @@ def _details(job: QuantizeJob, plan: QuantizePlan, reports: Sequence[LayerReport
         "methods": dict(Counter(record.method for record in modules)),
         "mean_relative_error": math.fsum(errors) / len(errors) if errors else None,
         "kv_scales": [report.kv_scales for report in reports] if plan.scheme.kv_cache != "none" else None,
+        "changed": sorted(name for report in reports for name in report.changed),
         "refine": [asdict(report.refine) for report in reports if report.refine is not None],
         "unquantized": [asdict(module) for module in plan.selection.unquantized],
         "source_bytes": _weight_bytes(job.model.path),

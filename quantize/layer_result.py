@@ -9,26 +9,31 @@ from torch import Tensor
 from bitsmith.core.manifest import Fallback
 from bitsmith.quantize.compressed_tensors import kv_scale_names, store_weight
 from bitsmith.quantize.fp8_weight import Fp8Weight
+from bitsmith.quantize.layer_method import PreparedLayer
 from bitsmith.quantize.layer_refiner import RefinedLayer
 from bitsmith.quantize.records import LayerReport, ModuleRecord, RefineRecord, refined_record
 from bitsmith.quantize.stage_quantizer import QuantizedStage
-from bitsmith.quantize.weight import QuantizedWeight
+from bitsmith.quantize.weight import QuantizedWeight, tensor_sha256
 
 
 @dataclass(slots=True)
 class LayerResult:
-    """prefix: the layer's name. weights: by full module name."""
+    """prefix: the layer's name. prepared: what was done to it before. weights: by full module name."""
 
     prefix: str
+    prepared: PreparedLayer
     weights: dict[str, QuantizedWeight | Fp8Weight] = field(default_factory=dict)
     records: list[ModuleRecord] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     kv_scales: tuple[float, float] | None = None
     refine: RefineRecord | None = None
 
+    def __post_init__(self) -> None:
+        self.fallbacks += self.prepared.fallbacks
+
     def add(self, quantized: QuantizedStage) -> None:
         self.weights |= quantized.weights
-        self.records += quantized.records
+        self.records += [self.prepared.with_smoothing(record) for record in quantized.records]
         self.fallbacks += quantized.fallbacks
 
     def add_refined(self, refined: RefinedLayer, originals: Mapping[str, Tensor]) -> None:
@@ -59,7 +64,7 @@ class LayerResult:
 
     def tensors(self) -> dict[str, Tensor]:
         """By the names that the checkpoint's format gives them."""
-        tensors: dict[str, Tensor] = {}
+        tensors = dict(self.prepared.changed)
         for name, weight in self.weights.items():
             tensors |= store_weight(name, weight)
         if self.kv_scales is not None:
@@ -68,4 +73,5 @@ class LayerResult:
         return tensors
 
     def report(self) -> LayerReport:
-        return LayerReport(self.records, self.fallbacks, self.kv_scales, self.refine)
+        changed = {name: tensor_sha256(tensor) for name, tensor in self.prepared.changed.items()}
+        return LayerReport(self.records, self.fallbacks, self.kv_scales, self.refine, changed)

@@ -1,8 +1,9 @@
 """In what order the linear modules of a decoder layer take part in its forward.
 
 Found by running the layer once on a few tokens: modules that read the very same tensor form one stage
-(q, k, v; gate, up), and a stage whose single output is also its parent's output ends a block (attention,
-MLP), which later stages need not run again.
+(q, k, v; gate, up); a module whose output that tensor is (a norm) is the stage's producer; and a stage
+whose single output is also its parent's output ends a block (attention, MLP), which later stages need not
+run again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +24,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Linear modules that share one input, by their names inside the layer."""
+    """Linear modules that share one input, by their names inside the layer. producer: the module whose
+    output they read as it is; None where the input is no module's output."""
 
     modules: tuple[str, ...]
     block: Block | None
+    producer: str | None = None
 
 
 def find_stages(
@@ -37,12 +40,14 @@ def find_stages(
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     blocks: dict[str, Block] = {}
+    others: list[tuple[str, Any]] = []  # kept, so that no later tensor gets the identity of one of them
 
     def observe(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         name = names[id(module)]
         if name in selected:
             inputs[name], outputs[name] = args[0], output
             return
+        others.append((name, output))
         result = output[0] if isinstance(output, tuple) else output
         for linear_name, linear_output in outputs.items():
             if linear_output is result and linear_name not in blocks:
@@ -55,14 +60,19 @@ def find_stages(
     finally:
         for handle in handles:
             handle.remove()
-    return _group(inputs, blocks)
+    producers: dict[int, str] = {}
+    for name, output in others:
+        producers.setdefault(id(output), name)  # the first; what follows hands it on
+    return _group(inputs, blocks, producers)
 
 
-def _group(inputs: Mapping[str, Tensor], blocks: Mapping[str, Block]) -> tuple[Stage, ...]:
+def _group(
+    inputs: Mapping[str, Tensor], blocks: Mapping[str, Block], producers: Mapping[int, str]
+) -> tuple[Stage, ...]:
     by_input: dict[int, list[str]] = {}
     for name, tensor in inputs.items():
         by_input.setdefault(id(tensor), []).append(name)
     return tuple(
-        Stage(tuple(modules), blocks.get(modules[0]) if len(modules) == 1 else None)
-        for modules in by_input.values()
+        Stage(tuple(modules), blocks.get(modules[0]) if len(modules) == 1 else None, producers.get(identity))
+        for identity, modules in by_input.items()
     )

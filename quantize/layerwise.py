@@ -7,27 +7,27 @@ modules before it produce, saved, and dropped. Not known here: numeric methods, 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bitsmith.core.errors import WorkFailed
-from bitsmith.core.manifest import Fallback
 from bitsmith.core.progress import Reporter
 from bitsmith.core.scheme import QuantizationScheme
 from bitsmith.quantize.decoder_stack import DecoderStack, LayerCalls, cache_argument
-from bitsmith.quantize.fp8_stage import input_amax, quantize_by_fp8
-from bitsmith.quantize.hessian import HessianAccumulator
 from bitsmith.quantize.kv_scales import KVObserver
+from bitsmith.quantize.layer_method import LayerWork
 from bitsmith.quantize.layer_refiner import RefineRows, RefineSettings, refine_layer, rows_per_step
 from bitsmith.quantize.layer_result import LayerResult
 from bitsmith.quantize.layer_runner import LayerRunner
 from bitsmith.quantize.layer_stages import Stage, find_stages
-from bitsmith.quantize.qparams import Grid
+from bitsmith.quantize.methods import choose_method
+from bitsmith.quantize.previous_operator import LayerProbe
 from bitsmith.quantize.records import LayerReport, is_finite
 from bitsmith.quantize.resume_state import ResumeState
-from bitsmith.quantize.stage_quantizer import QuantizedStage, quantize_by_gptq, quantize_by_rtn
+from bitsmith.quantize.stage_quantizer import QuantizedStage
 
 TOKENS_PER_BATCH = 4096
 _PROBE_TOKENS = 8
@@ -63,7 +63,7 @@ class LayerwiseQuantizer:
         self._stack = stack
         self._scheme = scheme
         self._selected = frozenset(selected)
-        self._scale_dtype = scale_dtype
+        self._method = choose_method(scheme, scale_dtype)
         self._token_ids = token_ids
         self._seed = seed
 
@@ -105,27 +105,28 @@ class LayerwiseQuantizer:
         return _Batches(hidden, keywords, probe, reference, step_keywords)
 
     def _do_layer(self, index: int, batches: _Batches, state: ResumeState) -> _Batches:
-        layer, prefix = self._stack.materialise(index), self._stack.layer_name(index)
+        layer = self._stack.materialise(index)
         keywords = [by_layer[index] for by_layer in batches.keywords]
         reference = list(LayerRunner(layer, batches.reference, keywords).outputs())
+        work = self._work(index, layer, batches, keywords)
+        result = LayerResult(work.prefix, self._method.preparation.prepare(work))
         originals = {n: _weight(layer, n).clone() for n in self._selected_in(index)} if reference else {}
-        result = LayerResult(prefix)
         observer, runner = self._observed(layer, batches, keywords)
-        self._quantize_modules(index, layer, runner, batches.probe, result)
+        self._quantize_modules(index, work, runner, result)
         if reference:
             rows = RefineRows(
                 torch.cat(batches.hidden_states), torch.cat(reference), batches.step_keywords[index]
             )
             start = {name: (originals[name], weight) for name, weight in result.rounded().items()}
             settings = RefineSettings(self._scheme.refine_steps, self._seed)
-            result.add_refined(refine_layer(layer, start, rows, settings, prefix), originals)
+            result.add_refined(refine_layer(layer, start, rows, settings, work.prefix), originals)
             # What was observed and stored so far came from the weights before.
             observer, runner = self._observed(layer, batches, keywords)
         is_last = index == self._stack.num_layers - 1
         outputs = [] if is_last and observer is None else list(runner.outputs())
         if not all(is_finite(output) for output in outputs):
             raise WorkFailed(
-                f"The activations after {prefix} are not finite: the model overflows "
+                f"The activations after {work.prefix} are not finite: the model overflows "
                 "on the calibration data. Check its weights, or calibrate on other text."
             )
         if observer is not None and self._scheme.kv_cache != "none":
@@ -148,75 +149,45 @@ class LayerwiseQuantizer:
         prefix = self._stack.layer_name(index)
         return [name for name in self._stack.linear_shapes(index) if f"{prefix}.{name}" in self._selected]
 
-    def _quantize_modules(
-        self,
-        index: int,
-        layer: nn.Module,
-        runner: LayerRunner,
-        probe: LayerCalls | None,
-        result: LayerResult,
-    ) -> None:
-        prefix = self._stack.layer_name(index)
-        selected = self._selected_in(index)
-        done: set[str] = set()
-        if self._scheme.method == "gptq" or self._scheme.activation_scale == "tensor":
-            assert probe is not None, "there are calibration tokens"
-            by_inputs = self._gptq_stage if self._scheme.method == "gptq" else self._fp8_stage
-            for stage in find_stages(layer, probe.hidden_states, probe.keywords[index], selected):
-                by_inputs(prefix, layer, runner, stage, result)
-                done.update(stage.modules)
-        for name in selected:
-            if name in done:
-                continue
-            if self._scheme.method == "gptq":
-                reason = "the layer's forward never calls it"
-                result.fallbacks.append(Fallback(f"{prefix}.{name}", "gptq", "round to nearest", reason))
-            weights = {f"{prefix}.{name}": _weight(layer, name)}
-            self._install(prefix, layer, self._without_inputs(weights), result)
-
-    def _without_inputs(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
-        """weights: one module's."""
-        if self._scheme.activation_scale is not None:
-            return quantize_by_fp8(weights, self._scheme.activation_scale, 0.0)
-        (weight,) = weights.values()
-        return quantize_by_rtn(weights, self._grid(weight.shape[1]))
-
-    def _fp8_stage(
-        self, prefix: str, layer: nn.Module, runner: LayerRunner, stage: Stage, result: LayerResult
-    ) -> None:
-        weights = {f"{prefix}.{name}": _weight(layer, name) for name in stage.modules}
-        amax = input_amax(runner.stage_inputs(stage))
-        self._install(prefix, layer, quantize_by_fp8(weights, "tensor", amax), result)
-        runner.finish_stage(stage)
-
-    def _gptq_stage(
-        self, prefix: str, layer: nn.Module, runner: LayerRunner, stage: Stage, result: LayerResult
-    ) -> None:
-        weights = {f"{prefix}.{name}": _weight(layer, name) for name in stage.modules}
-        num_columns = next(iter(weights.values())).shape[1]
-        accumulator = HessianAccumulator(num_columns)
-        for inputs in runner.stage_inputs(stage):
-            accumulator.add(inputs)
-        act_order = self._scheme.act_order
-        assert act_order is not None, "the plan resolves it"
-        quantized = quantize_by_gptq(
-            weights, accumulator.mean(), self._grid(num_columns), act_order=act_order
+    def _work(
+        self, index: int, layer: nn.Module, batches: _Batches, keywords: Sequence[Mapping[str, Any]]
+    ) -> LayerWork:
+        probe, stages = None, tuple[Stage, ...]()
+        if self._method.stage.reads_inputs:
+            assert batches.probe is not None, "there are calibration tokens"
+            probe = LayerProbe(layer, batches.probe.hidden_states, batches.probe.keywords[index])
+            stages = find_stages(layer, probe.hidden_states, probe.keywords, self._selected_in(index))
+        return LayerWork(
+            self._stack.layer_name(index),
+            layer,
+            stages,
+            batches.hidden_states,
+            keywords,
+            probe,
+            partial(self._stack.stored_dtype, index),
         )
-        self._install(prefix, layer, quantized, result)
-        runner.finish_stage(stage)
 
-    def _install(self, prefix: str, layer: nn.Module, quantized: QuantizedStage, result: LayerResult) -> None:
-        """Put the quantized weights into the layer and into the result."""
-        for name, weight in quantized.weights.items():
-            _weight(layer, name.removeprefix(f"{prefix}.")).copy_(weight.dequantize())
-        result.add(quantized)
+    def _quantize_modules(
+        self, index: int, work: LayerWork, runner: LayerRunner, result: LayerResult
+    ) -> None:
+        left = dict.fromkeys(self._selected_in(index))
+        for stage in work.stages:
+            weights = {f"{work.prefix}.{name}": _weight(work.layer, name) for name in stage.modules}
+            quantized = self._method.stage.quantize(weights, runner.stage_inputs(stage))
+            _install(work, quantized, result)
+            runner.finish_stage(stage)
+            for name in stage.modules:
+                del left[name]
+        for name in left:
+            weights = {f"{work.prefix}.{name}": _weight(work.layer, name)}
+            _install(work, self._method.stage.quantize_unseen(weights), result)
 
-    def _grid(self, num_columns: int) -> Grid:
-        size = self._scheme.group_size
-        assert size != "auto", "the plan resolves auto"
-        group_size = size if isinstance(size, int) else num_columns
-        scheme = self._scheme
-        return Grid(scheme.num_bits, group_size, scheme.symmetric, self._scale_dtype, scheme.signed_scale)
+
+def _install(work: LayerWork, quantized: QuantizedStage, result: LayerResult) -> None:
+    """Put the quantized weights into the layer and into the result."""
+    for name, weight in quantized.weights.items():
+        _weight(work.layer, name.removeprefix(f"{work.prefix}.")).copy_(weight.dequantize())
+    result.add(quantized)
 
 
 def _with_hidden(batches: _Batches, hidden: list[Tensor]) -> _Batches:

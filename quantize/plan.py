@@ -101,7 +101,7 @@ def open_original(path: Path) -> tuple[CheckpointReader, DecoderStack]:
 
 
 def needs_calibration(scheme: QuantizationScheme) -> bool:
-    if scheme.method == "gptq" or scheme.activation_scale == "tensor":
+    if scheme.method in ("gptq", "awq", "awq-gptq") or scheme.activation_scale == "tensor":
         return True
     return scheme.kv_cache != "none" or scheme.refine_steps > 0
 
@@ -109,13 +109,13 @@ def needs_calibration(scheme: QuantizationScheme) -> bool:
 def _check_scheme(scheme: QuantizationScheme) -> None:
     num_bits, method = parse_scheme_name(scheme.name)
     assert (num_bits, method) == (scheme.num_bits, scheme.method), scheme
-    if scheme.act_order and method != "gptq":
+    if scheme.act_order and not scheme.uses_gptq:
         raise Refused(f"act_order orders the columns of GPTQ; scheme {scheme.name!r} has none. Leave it out.")
     if method is None and (scheme.group_size != "auto" or not scheme.symmetric):
         raise Refused(
             "Scheme 'none' keeps weights as they are: group_size and asymmetric do not apply to it."
         )
-    if scheme.refine_steps and method not in ("gptq", "rtn"):
+    if scheme.refine_steps and not scheme.rounds_to_integers:
         raise Refused(
             f"refine is on; it learns how weights round to integers, and scheme {scheme.name!r} has none. "
             "Turn it off."
@@ -142,7 +142,7 @@ def _resolve_act_order(scheme: QuantizationScheme) -> QuantizationScheme:
     """On for GPTQ unless refused: groups are static, so that it costs nothing at run time."""
     if scheme.act_order is not None:
         return scheme
-    return replace(scheme, act_order=scheme.method == "gptq")
+    return replace(scheme, act_order=scheme.uses_gptq)
 
 
 def _check_refine(scheme: QuantizationScheme, windows: TokenWindows | None) -> None:

@@ -1,8 +1,7 @@
 """Scales and zero points of a weight matrix, and rounding to the grid they span.
 
 Pure functions of tensors. Weights are grouped along the input axis: [out, in] is seen as
-[out, num_groups, group_size]. Not known here: models, files, second-order information beyond one
-importance for each input column.
+[out, num_groups, group_size]. Not known here: models, files, second-order information across groups.
 """
 
 from dataclasses import dataclass
@@ -62,7 +61,8 @@ def choose_qparams(weight: Tensor, grid: Grid) -> QParams:
 def search_qparams(weight: Tensor, importance: Tensor, grid: Grid) -> QParams:
     """For each group the clip (and, if symmetric, the sign of the scale) of least weighted squared error.
 
-    weight: [out, in] fp32. importance: [in], non-negative, the cost of a squared error in each column.
+    weight: [out, in] fp32. importance: [in], non-negative, the cost of a squared error in each column; or
+    [num_groups, group_size, group_size], for each group the matrix of the cost e importance e^T.
     The unclipped range is always a candidate, so that the search is never worse than `choose_qparams`.
     """
     rows_per_pass = max(1, _ELEMENTS_PER_PASS // weight.shape[1])
@@ -74,7 +74,7 @@ def search_qparams(weight: Tensor, importance: Tensor, grid: Grid) -> QParams:
 
 def _search_rows(weight: Tensor, importance: Tensor, grid: Grid) -> QParams:
     grouped = _grouped(weight, grid)
-    group_importance = importance.view(-1, grid.group_size)
+    group_importance = importance if importance.dim() == 3 else importance.view(-1, grid.group_size)
     best = choose_qparams(weight, grid)
     best_error = _group_error(grouped, best, group_importance, grid)
     for candidate in _candidates(grouped, grid):
@@ -139,12 +139,17 @@ def _round_to_grid(grouped: Tensor, qparams: QParams, grid: Grid) -> Tensor:
 
 
 def _group_error(grouped: Tensor, qparams: QParams, importance: Tensor, grid: Grid) -> Tensor:
-    """[out, num_groups]: weighted squared error of rounding. importance: [num_groups, group_size]."""
+    """[out, num_groups]: weighted squared error of rounding. importance: [num_groups, group_size], or
+    [num_groups, group_size, group_size]."""
     real = _round_to_grid(grouped, qparams, grid)
     if qparams.zero_point is not None:
         real -= qparams.zero_point.unsqueeze(2)
     real *= qparams.scale.unsqueeze(2)
-    return real.sub_(grouped).square_().mul_(importance).sum(dim=2)
+    error = real.sub_(grouped)
+    if importance.dim() == 2:
+        return error.square_().mul_(importance).sum(dim=2)
+    by_group = error.transpose(0, 1)
+    return (by_group @ importance).mul_(by_group).sum(dim=2).T
 
 
 def _choose(mask: Tensor, first: QParams, second: QParams) -> QParams:

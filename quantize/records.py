@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ class ModuleRecord:
     sqnr_db: signal to quantization noise of the weights themselves; None for an exact result.
     damping: fraction of the mean diagonal of H that was added; None where no Hessian was used.
     seconds: wall time, an equal share of what modules with one input took together.
+    alpha: strength of the scales between weights and inputs, 0 where none did better; folded_into: the
+    operator whose outputs they divide. None where the method has none, or there is nothing to fold into.
     """
 
     name: str
@@ -33,6 +35,8 @@ class ModuleRecord:
     damping: float | None
     seconds: float
     dequantized_sha256: str
+    alpha: float | None = None
+    folded_into: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,16 @@ class RefineRecord:
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """Everything that one layer adds to the manifest."""
+    """Everything that one layer adds to the manifest.
+
+    changed: SHA-256 of tensors that are not quantized and still differ from the source's, by full name.
+    """
 
     modules: Sequence[ModuleRecord]
     fallbacks: Sequence[Fallback]
     kv_scales: tuple[float, float] | None
     refine: RefineRecord | None = None
+    changed: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -80,6 +88,7 @@ class LayerReport:
             tuple(Fallback(**entry) for entry in body["fallbacks"]),
             None if scales is None else (scales[0], scales[1]),
             None if refine is None else RefineRecord(**refine),
+            body["changed"],
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -63,6 +63,14 @@ class ResumeState:
 
     def load_tensors(self, index: int) -> dict[str, Tensor]:
         return self._load(self._tensors_path(index), index, "tensors")
+
+    def tensor_names(self) -> frozenset[str]:
+        """Of all finished layers; their values are not read."""
+        names: set[str] = set()
+        for index in range(self.num_finished()):
+            with safe_open(self._tensors_path(index), "pt") as file:
+                names.update(file.keys())
+        return frozenset(names)
 
     def load_hidden(self, index: int) -> list[Tensor]:
         """Layer `index`'s outputs by batch; [] when none were kept."""

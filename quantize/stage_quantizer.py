@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bitsmith.core.manifest import Fallback
+from bitsmith.quantize.awq import search_clips
 from bitsmith.quantize.descent import descend
 from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.gptq import column_order, gptq_quantize
@@ -72,6 +73,27 @@ def quantize_by_gptq(
     run = _Run(method, damping, measure, (time.monotonic() - start) / len(weights))
     records = [_record(name, weights[name], part, run) for name, part in parts.items()]
     return QuantizedStage(parts, records, _fallbacks(weights, factor))
+
+
+def quantize_by_clips(weights: Mapping[str, Tensor], hessian: Tensor, grid: Grid) -> QuantizedStage:
+    """AWQ's rounding. weights: full module name -> [out, in] fp32, all reading the input whose Hessian is
+    given."""
+    start = time.monotonic()
+    stacked = torch.cat(list(weights.values()))
+    is_usable = bool(torch.isfinite(hessian).all()) and float(hessian.diagonal().sum()) > 0
+    fallbacks: list[Fallback] = []
+    if is_usable:
+        clips = search_clips(stacked, damped(hessian, DAMPING_LADDER[0]), grid)
+        result = rtn_quantize(stacked, grid, clips)
+    else:
+        result = rtn_quantize(stacked, grid)
+        reason = "the calibration inputs are all zero, or not finite"
+        fallbacks = [Fallback(name, "awq", "round to nearest", reason) for name in weights]
+    parts = _split(result, {name: weight.shape[0] for name, weight in weights.items()})
+    method, measure = ("awq", hessian) if is_usable else ("rtn", None)
+    run = _Run(method, None, measure, (time.monotonic() - start) / len(weights))
+    records = [_record(name, weights[name], part, run) for name, part in parts.items()]
+    return QuantizedStage(parts, records, fallbacks)
 
 
 def _compensated(

@@ -75,4 +75,4 @@ class QuantizedWeight:
 
 def tensor_sha256(tensor: Tensor) -> str:
     """Of the values as they lie in memory."""
-    return hashlib.sha256(tensor.contiguous().numpy().data).hexdigest()
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().data).hexdigest()

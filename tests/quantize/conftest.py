@@ -15,7 +15,7 @@ from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
 from bitsmith.quantize import job as job_module
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.job import QuantizeJob
-from bitsmith.quantize.reread import check_digests, dequantized_digests
+from bitsmith.quantize.reread import check_digests, stored_digests
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 _SIZES: dict[str, Any] = {
@@ -123,7 +123,7 @@ def _reread_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.
         monkeypatch.setattr(
             job_module,
             "reread_in_fresh_process",
-            lambda checkpoint, records: check_digests(dequantized_digests(checkpoint), records),
+            lambda checkpoint, expected: check_digests(stored_digests(checkpoint, expected), expected),
         )
 
 

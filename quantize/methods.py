@@ -1,0 +1,152 @@
+"""The methods that a scheme can name, each as the driver wants it; chosen once for a run."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bitsmith.core.manifest import Fallback
+from bitsmith.core.scheme import ActivationScale, QuantizationScheme
+from bitsmith.quantize.awq import AwqFamily
+from bitsmith.quantize.fp8_stage import input_amax, quantize_by_fp8
+from bitsmith.quantize.hessian import HessianAccumulator
+from bitsmith.quantize.input_statistics import InputStatistics
+from bitsmith.quantize.layer_method import LayerMethod, LayerPreparation, NothingToPrepare, StageMethod
+from bitsmith.quantize.layer_smoother import LayerSmoother
+from bitsmith.quantize.previous_operator import PreviousOperator
+from bitsmith.quantize.qparams import Grid
+from bitsmith.quantize.smoothing import ScaleFamily
+from bitsmith.quantize.stage_quantizer import (
+    QuantizedStage,
+    quantize_by_clips,
+    quantize_by_gptq,
+    quantize_by_rtn,
+)
+
+
+def choose_method(scheme: QuantizationScheme, scale_dtype: torch.dtype) -> LayerMethod:
+    """scheme: resolved. scale_dtype: in which scales of integers are stored."""
+    grids = GridMaker(scheme, scale_dtype)
+    preparation: LayerPreparation = NothingToPrepare()
+    if scheme.method in ("awq", "awq-gptq"):
+        preparation = LayerSmoother(scheme.method, grids.awq_family)
+    return LayerMethod(preparation, _stage_method(scheme, grids))
+
+
+def _stage_method(scheme: QuantizationScheme, grids: "GridMaker") -> StageMethod:
+    if scheme.activation_scale is not None:
+        return Fp8Rounding(scheme.activation_scale)
+    if scheme.uses_gptq:
+        return Compensation(grids, scheme.act_order is True)
+    return ClippedRounding(grids) if scheme.method == "awq" else PlainRounding(grids)
+
+
+@dataclass(frozen=True, slots=True)
+class GridMaker:
+    """The grid of a scheme for weights of a width."""
+
+    scheme: QuantizationScheme
+    scale_dtype: torch.dtype
+
+    def grid(self, num_columns: int) -> Grid:
+        scheme, size = self.scheme, self.scheme.group_size
+        assert size != "auto", "the plan resolves auto"
+        group_size = size if isinstance(size, int) else num_columns
+        return Grid(scheme.num_bits, group_size, scheme.symmetric, self.scale_dtype, scheme.signed_scale)
+
+    def awq_family(
+        self, weight: Tensor, statistics: InputStatistics, previous: PreviousOperator
+    ) -> ScaleFamily:
+        return AwqFamily(
+            weight,
+            statistics.hessian,
+            statistics.mean_magnitude,
+            previous.rows,
+            previous.num_rows,
+            self.grid(weight.shape[1]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRounding:
+    """Round to nearest: reads no inputs."""
+
+    grids: GridMaker
+    reads_inputs: bool = False
+
+    def quantize(self, weights: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> QuantizedStage:
+        raise AssertionError("round to nearest reads no inputs")
+
+    def quantize_unseen(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
+        (weight,) = weights.values()
+        return quantize_by_rtn(weights, self.grids.grid(weight.shape[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedRounding:
+    """Round to nearest with the clip of each group that costs its output least."""
+
+    grids: GridMaker
+    reads_inputs: bool = True
+
+    def quantize(self, weights: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> QuantizedStage:
+        num_columns = _num_columns(weights)
+        return quantize_by_clips(weights, _hessian(num_columns, inputs), self.grids.grid(num_columns))
+
+    def quantize_unseen(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
+        rounded = quantize_by_rtn(weights, self.grids.grid(_num_columns(weights)))
+        return _never_called(rounded, "awq")
+
+
+@dataclass(frozen=True, slots=True)
+class Compensation:
+    """GPTQ."""
+
+    grids: GridMaker
+    act_order: bool
+    reads_inputs: bool = True
+
+    def quantize(self, weights: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> QuantizedStage:
+        num_columns = _num_columns(weights)
+        grid = self.grids.grid(num_columns)
+        return quantize_by_gptq(weights, _hessian(num_columns, inputs), grid, act_order=self.act_order)
+
+    def quantize_unseen(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
+        rounded = quantize_by_rtn(weights, self.grids.grid(_num_columns(weights)))
+        return _never_called(rounded, "gptq")
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Rounding:
+    """FP8; where input scales are static, the largest input of each stage gives its scale."""
+
+    activations: ActivationScale
+
+    @property
+    def reads_inputs(self) -> bool:
+        return self.activations == "tensor"
+
+    def quantize(self, weights: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> QuantizedStage:
+        return quantize_by_fp8(weights, self.activations, input_amax(inputs))
+
+    def quantize_unseen(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
+        return quantize_by_fp8(weights, self.activations, 0.0)
+
+
+def _num_columns(weights: Mapping[str, Tensor]) -> int:
+    return next(iter(weights.values())).shape[1]
+
+
+def _hessian(num_columns: int, inputs: Iterable[Tensor]) -> Tensor:
+    accumulator = HessianAccumulator(num_columns)
+    for batch in inputs:
+        accumulator.add(batch)
+    return accumulator.mean()
+
+
+def _never_called(rounded: QuantizedStage, asked: str) -> QuantizedStage:
+    reason = "the layer's forward never calls it"
+    return replace(
+        rounded, fallbacks=[Fallback(name, asked, "round to nearest", reason) for name in rounded.weights]
+    )
