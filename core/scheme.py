@@ -53,6 +53,11 @@ class QuantizationScheme:
         return self.method in _INTEGER_METHODS
 
     @property
+    def moves_scales(self) -> bool:
+        """Whether scales move between weights and inputs, folded into the operator before."""
+        return self.method in ("awq", "awq-gptq")
+
+    @property
     def uses_gptq(self) -> bool:
         return self.method in ("gptq", "awq-gptq")
 

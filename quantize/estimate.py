@@ -20,6 +20,7 @@ _PROBE_SIZE = 768
 _FORWARD_FACTOR = 2.0  # attention and pointwise work beside the products
 _HESSIAN_FACTOR = 1.3
 _SOLVER_FACTOR = 36.0  # GPTQ, two sweeps of descent and the error's measurement, per out * in^2
+_SCALE_SEARCH_FACTOR = 26.0  # thirteen candidates, one product each, per out * in^2
 _SECONDS_PER_WEIGHT = 1.5e-7  # scale search, packing, writing
 _COPY_BYTES_PER_S = 200e6
 
@@ -101,10 +102,15 @@ def _seconds(
     if tokens_per_step:
         # The unquantized model runs too; a step is a forward and a backward of about two.
         work += forward * (num_tokens + 3 * scheme.refine_steps * tokens_per_step)
+    # q, k, v and gate, up share a Hessian: about half of the modules bring one.
+    hessians = _HESSIAN_FACTOR * num_tokens * sum(columns * columns for _, columns in shapes.values())
+    cubes = sum(rows * columns * columns for rows, columns in shapes.values())
     if scheme.uses_gptq:
-        # q, k, v and gate, up share a Hessian: about half of the modules bring one.
-        work += _HESSIAN_FACTOR * num_tokens * sum(columns * columns for _, columns in shapes.values())
-        work += _SOLVER_FACTOR * sum(rows * columns * columns for rows, columns in shapes.values())
+        work += hessians + _SOLVER_FACTOR * cubes
+    if scheme.moves_scales:
+        # Every stage is seen twice: before scales are folded, and when it is quantized.
+        work += hessians + forward * num_tokens + _SCALE_SEARCH_FACTOR * cubes
+        work += 0 if scheme.uses_gptq else hessians
     return plain + (work / _measured_flops() if work else 0.0)
 
 

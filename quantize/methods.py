@@ -29,7 +29,7 @@ def choose_method(scheme: QuantizationScheme, scale_dtype: torch.dtype) -> Layer
     """scheme: resolved. scale_dtype: in which scales of integers are stored."""
     grids = GridMaker(scheme, scale_dtype)
     preparation: LayerPreparation = NothingToPrepare()
-    if scheme.method in ("awq", "awq-gptq"):
+    if scheme.method == "awq" or scheme.method == "awq-gptq":
         preparation = LayerSmoother(scheme.method, grids.awq_family)
     return LayerMethod(preparation, _stage_method(scheme, grids))
 

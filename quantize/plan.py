@@ -101,7 +101,7 @@ def open_original(path: Path) -> tuple[CheckpointReader, DecoderStack]:
 
 
 def needs_calibration(scheme: QuantizationScheme) -> bool:
-    if scheme.method in ("gptq", "awq", "awq-gptq") or scheme.activation_scale == "tensor":
+    if scheme.uses_gptq or scheme.moves_scales or scheme.activation_scale == "tensor":
         return True
     return scheme.kv_cache != "none" or scheme.refine_steps > 0
 

@@ -29,6 +29,8 @@ SCHEMES = [
     ("w8a16-gptq", {"act_order": True, "kv_cache": "fp8"}),
     ("w8a16-rtn", {"symmetric": False, "kv_cache": "fp8"}),
     ("w4a16-rtn", {"kv_cache": "int8"}),
+    ("w4a16-awq", {"kv_cache": "fp8"}),
+    ("w8a16-awq-gptq", {"symmetric": False}),
 ]
 
 

@@ -47,6 +47,7 @@ def test_auto_takes_the_largest_size_that_divides_every_module(
     ("name", "settings", "said"),
     [
         ("w4a16-rtn", {"act_order": True}, "act_order"),
+        ("w4a16-awq", {"act_order": True}, "act_order"),
         ("none", {"act_order": True}, "act_order"),
         ("none", {"symmetric": False}, "'none'"),
         ("none", {"refine_steps": 5}, "refine is on"),
@@ -86,6 +87,7 @@ def test_only_what_needs_calibration_reads_it(make_job: JobMaker) -> None:
     assert plan_quantize(make_job("w4a16-rtn", calibration=nowhere)).windows is None
     for name, settings in (
         ("w4a16-gptq", {}),
+        ("w4a16-awq", {}),
         ("w4a16-rtn", {"kv_cache": "fp8"}),
         ("none", {"kv_cache": "fp8"}),
     ):
@@ -96,7 +98,9 @@ def test_only_what_needs_calibration_reads_it(make_job: JobMaker) -> None:
 def test_act_order_is_on_for_gptq_unless_turned_off(make_job: JobMaker) -> None:
     assert plan_quantize(make_job()).scheme.act_order is True
     assert plan_quantize(make_job(act_order=False)).scheme.act_order is False
-    assert plan_quantize(make_job("w4a16-rtn")).scheme.act_order is False
+    assert plan_quantize(make_job("w4a16-awq-gptq")).scheme.act_order is True
+    for name in ("w4a16-rtn", "w4a16-awq"):
+        assert plan_quantize(make_job(name)).scheme.act_order is False
 
 
 def test_an_unfinished_run_is_refused_with_the_hint(make_job: JobMaker) -> None:

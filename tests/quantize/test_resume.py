@@ -67,7 +67,13 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, layer: int, error: BaseException) -
 @pytest.mark.parametrize("layer", [0, 1, 2])
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("w4a16-gptq", {"kv_cache": "fp8"}), ("w4a16-rtn", {}), ("w4a16-gptq", {"refine_steps": 3})],
+    [
+        ("w4a16-gptq", {"kv_cache": "fp8"}),
+        ("w4a16-rtn", {}),
+        ("w4a16-gptq", {"refine_steps": 3}),
+        ("w4a16-awq", {"kv_cache": "fp8"}),
+        ("w4a16-awq-gptq", {"refine_steps": 3}),
+    ],
 )
 def test_interrupted_before_any_layer_ends_in_the_same_bytes(
     layer: int, name: str, settings: dict[str, object], make_job: JobMaker, monkeypatch: pytest.MonkeyPatch
