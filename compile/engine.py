@@ -18,7 +18,7 @@ from bitsmith.compile.engine_checks import check_engine
 from bitsmith.compile.kv_cache import KVCache, allocate_kv_cache
 from bitsmith.compile.limits import EngineLimits
 from bitsmith.compile.step_runner import CompiledRunner, EagerRunner, StepRunner
-from bitsmith.compile.weight_files import map_weights
+from bitsmith.compile.weight_files import read_weights
 from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import Manifest
 from bitsmith.core.model_input import ModelInput
@@ -69,7 +69,7 @@ class Engine:
         """Load the files of an engine without any check; facts: its limits and its line of arithmetic."""
         load_operators(path / LIBRARY_NAME)
         plan = DecoderPlan.from_json((path / PLAN_NAME).read_text(encoding="utf-8"))
-        tensors = map_weights(path)
+        tensors = read_weights(path)
         decoder = Decoder(plan, tensors).eval()
         runner = EagerRunner(decoder) if enforce_eager else CompiledRunner(path / PACKAGE_NAME, decoder)
         # A step reads all weights once; of an embedding table that is not the head too, only a row a token.

@@ -48,7 +48,7 @@ class EagerRunner:
 
 
 class CompiledRunner:
-    """The compiled package over mapped weights."""
+    """The compiled package over the engine's weights."""
 
     def __init__(self, package: Path, decoder: Decoder) -> None:
         check_package(package)

@@ -2,7 +2,8 @@
 
 Weights are the exported bytes times their scales; inputs of every FP8 linear are rounded to e4m3 with the
 exported scale; keys and values are rounded to e4m3 with the exported KV scale, or with 1.0 as the PyTorch
-backend does. All else is fp32, where the engine has 16 bits. Not known here: kernels, GPUs.
+backend does, or not at all, which leaves only what any FP8 engine of these numbers computes. All else is
+fp32, where the engine has 16 bits. Not known here: kernels, GPUs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from bitsmith.core.errors import Refused
 from bitsmith.core.protocols import ScoringRequest
 from bitsmith.quantize.fp8_weight import FP8_MAX, to_fp8
 
-KVScales = Literal["exported", "ones"]
+KVScales = Literal["exported", "ones", "unrounded"]
 
 
 class SimulatedEngine:
@@ -36,8 +37,8 @@ class SimulatedEngine:
             raise Refused(f"{path} is for {checkpoint.model.world_size} ranks; only one can be simulated.")
         self._kv_choice = kv_scales
         self._kv_scales = _kv_scales(checkpoint, kv_scales)
-        self._model = _load_model(checkpoint, hf_config)
-        self._num_fp8 = _round_inputs(self._model, checkpoint)
+        self.model = _load_model(checkpoint, hf_config)
+        self._num_fp8 = _round_inputs(self.model, checkpoint)
 
     @property
     def name(self) -> str:
@@ -46,17 +47,17 @@ class SimulatedEngine:
 
     @property
     def vocab_size(self) -> int:
-        return int(self._model.config.vocab_size)
+        return int(self.model.config.vocab_size)
 
     @property
     def max_model_len(self) -> int:
-        return int(self._model.config.max_position_embeddings)
+        return int(self.model.config.max_position_embeddings)
 
     def score(self, requests: Sequence[ScoringRequest]) -> Iterator[Tensor]:
         for request in requests:
-            cache = None if self._kv_scales is None else _Fp8Cache(self._model.config, self._kv_scales)
+            cache = None if self._kv_scales is None else _Fp8Cache(self.model.config, self._kv_scales)
             with torch.inference_mode():
-                output = self._model(
+                output = self.model(
                     torch.tensor([list(request.token_ids)]),
                     logits_to_keep=request.num_scored,
                     past_key_values=cache,
@@ -86,9 +87,9 @@ def _rounded(real: Tensor, scale: Tensor) -> Tensor:
 
 
 def _kv_scales(checkpoint: EngineCheckpoint, choice: KVScales) -> list[float] | None:
-    """One for each layer; None where the cache is not FP8."""
+    """One for each layer; None where the cache is not FP8 or shall not be rounded."""
     model = checkpoint.model
-    if model.quant.kv_cache_quant_algo is None:
+    if model.quant.kv_cache_quant_algo is None or choice == "unrounded":
         return None
     if model.quant.kv_cache_quant_algo != "FP8":
         raise Refused(f"{checkpoint.path}: an {model.quant.kv_cache_quant_algo} KV cache is not simulated.")

@@ -45,9 +45,9 @@ def main() -> int:
         found = {entry.metric.name: entry.metric for entry in token_measurements(scores)}
         names = ("baseline_perplexity", "perplexity", "perplexity_ratio", "kl_mean", "top1_agreement")
         document[f"simulated, KV scales {choice}"] = {name: found[name].value for name in names}
-        ratio = found["perplexity_ratio"].value
-        is_within = is_within and abs(ratio - 1.0) <= args.limit
-        print(f"{simulated.name}: ratio {ratio:.5f}", file=sys.stderr)
+        ratio = found["perplexity_ratio"]
+        is_within = is_within and abs(ratio.value - 1.0) <= args.limit
+        print(f"{simulated.name}: ratio {ratio.value:.5f} ± {ratio.stderr}", file=sys.stderr)
     json.dump(document, sys.stdout, indent=2)
     print()
     return 0 if is_within else 1

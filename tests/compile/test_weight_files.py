@@ -9,7 +9,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from safetensors.torch import load_file
 
-from bitsmith.compile.weight_files import ALIGNMENT, WeightFilesWriter, map_weights, write_aligned
+from bitsmith.compile.weight_files import (
+    ALIGNMENT,
+    WeightFilesWriter,
+    map_weights,
+    read_weights,
+    write_aligned,
+)
 from bitsmith.core.errors import Refused
 
 _SHAPES = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=5)
@@ -18,18 +24,16 @@ _DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.uint
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes=_SHAPES, dtype=_DTYPES)
-def test_mapped_weights_equal_those_written(
-    tmp_path: Path, shapes: list[list[int]], dtype: torch.dtype
-) -> None:
+def test_weights_equal_those_written(tmp_path: Path, shapes: list[list[int]], dtype: torch.dtype) -> None:
     tensors = {str(i): (torch.randn(shape) * 50).to(dtype) for i, shape in enumerate(shapes)}
     path = tmp_path / "weights-00001.safetensors"
     path.unlink(missing_ok=True)
     write_aligned(path, tensors)
-    mapped = map_weights(tmp_path)
-    assert mapped.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert torch.equal(mapped[name], tensor)
-        assert mapped[name].data_ptr() % ALIGNMENT == 0
+    for loaded in (map_weights(tmp_path), read_weights(tmp_path)):
+        assert loaded.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(loaded[name], tensor)
+            assert loaded[name].data_ptr() % ALIGNMENT == 0
     others = load_file(path)  # any reader of safetensors opens it
     assert all(torch.equal(others[name], tensor) for name, tensor in tensors.items())
 
