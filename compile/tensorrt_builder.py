@@ -7,18 +7,16 @@ computes the right thing is tensorrt_parity.py's question.
 import json
 import shlex
 import shutil
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bitsmith.compile.tensorrt_build import BuildPlan
 from bitsmith.compile.tensorrt_release import Release
 from bitsmith.core.errors import Refused, WorkFailed
+from bitsmith.core.logged_process import run_logged
 from bitsmith.core.progress import Reporter
 
 TOOL = "trtllm-build"
-_TAIL_LINES = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +77,6 @@ def run_build(
     reporter.say(f"Building: {shlex.join(command)}")
     run_logged(command, directory / "build.log", reporter)
     _check_engine(output, release, num_ranks)
-
-
-def run_logged(command: Sequence[str], log: Path, reporter: Reporter) -> None:
-    """Run, streaming every line to the reporter and to the log. Raises WorkFailed on a failure."""
-    tail: list[str] = []
-    with log.open("a", encoding="utf-8") as file:
-        try:
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-            )
-        except OSError as error:
-            raise WorkFailed(f"{command[0]} cannot be started: {error.strerror or error}.") from error
-        with process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                file.write(line)
-                reporter.say(line.rstrip("\n"))
-                tail = [*tail, line.rstrip("\n")][-_TAIL_LINES:]
-    if process.returncode != 0:
-        last = "\n".join(tail)
-        raise WorkFailed(f"{command[0]} ended with exit code {process.returncode}. Its last lines:\n{last}")
 
 
 def _check_engine(output: Path, release: Release, num_ranks: int) -> None:

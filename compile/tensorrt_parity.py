@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from bitsmith.compile.tensorrt_builder import BuildTool, run_logged
+from bitsmith.compile.tensorrt_builder import BuildTool
 from bitsmith.compile.tensorrt_checkpoint import open_checkpoint
 from bitsmith.compile.tensorrt_release import Release
 from bitsmith.core.errors import WorkFailed
+from bitsmith.core.logged_process import run_logged
 from bitsmith.core.progress import Reporter
 
 NUM_PROMPTS, PROMPT_LEN = 32, 16

@@ -35,6 +35,7 @@ from bitsmith.pipeline.decode_speed import check_context, measure_decode_speed
 from bitsmith.pipeline.engine_pair import compile_pair
 from bitsmith.pipeline.scheme_text import describe_scheme
 from bitsmith.pipeline.serve_check import ask_served_engine
+from bitsmith.quantize.backend import NativeBackend
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize
 from bitsmith.quantize.kv_scales import KV_GRID_END
@@ -101,7 +102,7 @@ def plan_chain(recipe: Recipe, root: Path, reporter: Reporter, *, accept_terms: 
 
 def run_chain(plan: ChainPlan, reporter: Reporter) -> tuple[ChainSummary, QualityReport]:
     """Run or reuse every stage, then measure what is asked of the finished engines."""
-    finished_or_quantized(plan.quantize_job, plan.quantize_plan, reporter)
+    finished_or_quantized(NativeBackend(), plan.quantize_job, plan.quantize_plan, reporter)
     compile_pair(plan.engine_job, plan.baseline_job, reporter)
     engine = ContenderSource(plan.engine_job.out, plan.engine_title)
     baseline = ContenderSource(plan.source.path, plan.source.name)

@@ -20,10 +20,11 @@ from bitsmith.core.scheme import (
 )
 from bitsmith.pipeline.command_result import CommandResult
 from bitsmith.pipeline.scheme_text import describe_scheme
+from bitsmith.quantize.backend import BACKENDS, Backend, choose_backend
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.deployment import TARGETS, Deployment, DeploymentTarget
-from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize, quantize_model, say_calibration
-from bitsmith.quantize.plan import needs_calibration
+from bitsmith.quantize.manifest_details import say_calibration
+from bitsmith.quantize.plan import QuantizeJob, QuantizePlan, needs_calibration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +81,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan for where it will run; refuse what that cannot take",
     )
     parser.add_argument("--tensor-parallel", type=int, metavar="N", help="with --for: ranks (1)")
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="bitsmith",
+        help="who quantizes: bitsmith (the default), or nvidia-modelopt on the same calibration tokens",
+    )
+    parser.add_argument(
+        "--backend-python",
+        metavar="PATH",
+        help="with --backend modelopt: a Python that has it (default: one made in the user's cache)",
+    )
     parser.add_argument("--resume", action="store_true", help="go on with an unfinished run at --out")
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
     parser.add_argument("--accept-terms", action="store_true", help="accept a demo model's terms of use")
@@ -97,15 +109,17 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
         kv_cache=args.kv_cache,
         refine_steps=resolve_refine_steps(args.refine, args.refine_steps),
     )
+    backend = choose_backend(args.backend, args.backend_python)
+    backend.check(scheme)
     calibration = _calibration(args, scheme)
     source = resolve_model(args.model, reporter=reporter, accept_terms=args.accept_terms)
     deployment = make_deployment(args.target, args.tensor_parallel)
     job = QuantizeJob(source, scheme, calibration, args.out, resume=args.resume, deployment=deployment)
-    plan = plan_quantize(job)
+    plan = backend.plan(job)
     say_plan(plan, reporter)
     if args.dry_run:
         return CommandResult({"dry_run": True, "config": plan.config, "estimate": asdict(plan.estimate)})
-    manifest = finished_or_quantized(job, plan, reporter)
+    manifest = finished_or_quantized(backend, job, plan, reporter)
     return CommandResult(quantized_document(args.out, manifest))
 
 
@@ -141,14 +155,17 @@ def say_plan(plan: QuantizePlan, reporter: Reporter) -> None:
         f"scheme {describe_scheme(scheme)}, KV cache {scheme.kv_cache}: "
         f"{len(plan.selection.shapes)} modules, {len(plan.selection.unquantized)} left as they are"
     )
+    seconds = "time not known" if estimate.seconds is None else f"{estimate.seconds:.0f} s"
     reporter.say(
-        f"estimate: {estimate.seconds:.0f} s, {estimate.peak_memory_bytes / 2**30:.1f} GiB of memory, "
+        f"estimate: {seconds}, {estimate.peak_memory_bytes / 2**30:.1f} GiB of memory, "
         f"{estimate.output_bytes / 1e6:.0f} MB written"
     )
     say_calibration(plan, reporter)
 
 
-def finished_or_quantized(job: QuantizeJob, plan: QuantizePlan, reporter: Reporter) -> Manifest:
+def finished_or_quantized(
+    backend: Backend, job: QuantizeJob, plan: QuantizePlan, reporter: Reporter
+) -> Manifest:
     """The checkpoint at `job.out` if it was made from the same things, else a new one."""
     manifest = find_finished(job.out, plan.stage_key)
     if manifest is not None:
@@ -156,7 +173,7 @@ def finished_or_quantized(job: QuantizeJob, plan: QuantizePlan, reporter: Report
         return manifest
     if (job.out / MANIFEST_NAME).exists():
         reporter.say(f"{job.out} holds another artifact; it is replaced when this one is finished.")
-    manifest = quantize_model(job, plan, reporter)
+    manifest = backend.quantize(job, plan, reporter)
     reporter.say(f"quantize: wrote {job.out}")
     return manifest
 

@@ -123,7 +123,7 @@ def _fail(args: argparse.Namespace, reporter: Reporter, kind: str, message: str,
 
 
 def _interrupted(args: argparse.Namespace) -> str:
-    if args.command == "quantize":
+    if args.command == "quantize" and args.backend == "bitsmith":
         return "Interrupted. Finished layers are kept; go on with --resume."
     return "Interrupted. Run it again to go on." if args.command == "run" else "Interrupted."
 

@@ -27,12 +27,15 @@ _COPY_BYTES_PER_S = 200e6
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """peak_memory_bytes: resident. disk_bytes: the most that the output's file system must hold at once."""
+    """peak_memory_bytes: resident. disk_bytes: the most that the output's file system must hold at once.
+
+    seconds: None where nothing is known of the time, as of another tool's.
+    """
 
     output_bytes: int
     disk_bytes: int
     peak_memory_bytes: int
-    seconds: float
+    seconds: float | None
 
 
 def estimate_run(

@@ -57,11 +57,11 @@ class QuantizePlan:
 
 def plan_quantize(job: QuantizeJob) -> QuantizePlan:
     """Raises Refused, in seconds, for whatever would make the job fail or do less than asked."""
-    _check_scheme(job.scheme)
+    check_scheme(job.scheme)
     _check_out(job)
     reader, stack = open_original(job.model.path)
     if needs_calibration(job.scheme):
-        _check_seq_len(job.calibration, reader)
+        check_seq_len(job.calibration, reader)
     selection = select_modules(stack, reader, job.scheme)
     scheme = job.scheme
     if job.deployment is not None:
@@ -73,15 +73,15 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
     estimate = estimate_run(
         reader, scheme, selection.shapes, num_tokens, stack.num_layers, _tokens_per_step(scheme, windows)
     )
-    _check_disk(job.out, estimate)
+    check_disk(job.out, estimate)
     return QuantizePlan(
         scheme=scheme,
         selection=selection,
-        scale_dtype=_scale_dtype(reader, selection),
+        scale_dtype=scale_dtype(reader, selection),
         windows=windows,
         estimate=estimate,
         parents={"model": source_digest(job.model.path)},
-        config=_config(job, scheme, windows),
+        config=resolved_config(job, scheme, windows),
         versions=result_versions("torch", "transformers", "tokenizers"),
     )
 
@@ -106,7 +106,7 @@ def needs_calibration(scheme: QuantizationScheme) -> bool:
     return scheme.kv_cache != "none" or scheme.refine_steps > 0
 
 
-def _check_scheme(scheme: QuantizationScheme) -> None:
+def check_scheme(scheme: QuantizationScheme) -> None:
     num_bits, method = parse_scheme_name(scheme.name)
     assert (num_bits, method) == (scheme.num_bits, scheme.method), scheme
     if scheme.act_order and not scheme.uses_gptq:
@@ -166,12 +166,16 @@ def _check_out(job: QuantizeJob) -> None:
         raise Refused(
             f"There is an unfinished run in {partial}. Go on with it by --resume, or remove it to start over."
         )
+    check_out_is_apart(job)
+
+
+def check_out_is_apart(job: QuantizeJob) -> None:
     inside = job.out.resolve()
     if inside == job.model.path.resolve() or inside in job.model.path.resolve().parents:
         raise Refused(f"--out {job.out} is the model's own directory, or holds it; choose another.")
 
 
-def _check_seq_len(calibration: CalibrationSettings, reader: CheckpointReader) -> None:
+def check_seq_len(calibration: CalibrationSettings, reader: CheckpointReader) -> None:
     longest = reader.config.get("max_position_embeddings")
     if isinstance(longest, int) and calibration.seq_len > longest:
         raise Refused(
@@ -179,7 +183,7 @@ def _check_seq_len(calibration: CalibrationSettings, reader: CheckpointReader) -
         )
 
 
-def _check_disk(out: Path, estimate: Estimate) -> None:
+def check_disk(out: Path, estimate: Estimate) -> None:
     existing = next(parent for parent in (out, *out.resolve().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < estimate.disk_bytes:
@@ -189,7 +193,7 @@ def _check_disk(out: Path, estimate: Estimate) -> None:
         )
 
 
-def _scale_dtype(reader: CheckpointReader, selection: Selection) -> torch.dtype:
+def scale_dtype(reader: CheckpointReader, selection: Selection) -> torch.dtype:
     """Scales are stored in the weights' own type, as other tools do."""
     dtypes = {reader.dtype(f"{name}.weight") for name in selection.shapes}
     unknown = dtypes - {torch.float32, torch.bfloat16, torch.float16}
@@ -201,7 +205,9 @@ def _scale_dtype(reader: CheckpointReader, selection: Selection) -> torch.dtype:
     return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
-def _config(job: QuantizeJob, scheme: QuantizationScheme, windows: TokenWindows | None) -> dict[str, Any]:
+def resolved_config(
+    job: QuantizeJob, scheme: QuantizationScheme, windows: TokenWindows | None
+) -> dict[str, Any]:
     target = {} if job.deployment is None else {"deployment": job.deployment.to_json()}
     if windows is None:
         return {"scheme": asdict(scheme), "calibration": None} | target
