@@ -3,8 +3,10 @@
 Prefill, decode, chunked prefill and speculative verification differ only in these numbers.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 BLOCK_SIZE = 16  # tokens of KV cache per block; part of the engine's cache layout
@@ -29,3 +31,58 @@ class ModelInput:
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
     logits_indices: torch.Tensor
+
+
+class ModelInputBuilder:
+    """Collects the requests of one step, in order, as plain lists; `build` makes the tensors at once."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._positions: list[int] = []
+        self._slots: list[int] = []
+        self._starts = [0]
+        self._blocks: list[Sequence[int]] = []
+        self._seq_lens: list[int] = []
+        self._logits_indices: list[int] = []
+
+    def add(
+        self, token_ids: Sequence[int], start: int, block_ids: Sequence[int], logit_offsets: Iterable[int]
+    ) -> None:
+        """Tokens `start : start + len(token_ids)` of a request.
+
+        block_ids: enough of its cache blocks, in order. logit_offsets: which of these tokens want logits.
+        """
+        end = start + len(token_ids)
+        first = len(self._token_ids)
+        self._token_ids += token_ids
+        self._positions += range(start, end)
+        self._slots += (
+            block_ids[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(start, end)
+        )
+        self._starts.append(len(self._token_ids))
+        self._blocks.append(block_ids[: -(-end // BLOCK_SIZE)])
+        self._seq_lens.append(end)
+        self._logits_indices += (first + offset for offset in logit_offsets)
+
+    def build(self) -> ModelInput:
+        table = np.zeros((len(self._blocks), max(map(len, self._blocks), default=0)), np.int32)
+        for row, block_ids in zip(table, self._blocks, strict=True):
+            row[: len(block_ids)] = block_ids
+        return ModelInput(
+            token_ids=_int64(self._token_ids),
+            positions=_int64(self._positions),
+            slot_mapping=_int64(self._slots),
+            block_table=torch.from_numpy(table),
+            query_start_loc=_int32(self._starts),
+            seq_lens=_int32(self._seq_lens),
+            logits_indices=_int64(self._logits_indices),
+        )
+
+
+# By numpy, which is several times faster than torch at turning short lists into arrays.
+def _int32(values: list[int]) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, np.int32))
+
+
+def _int64(values: list[int]) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, np.int64))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from bitsmith.core.model_input import BLOCK_SIZE, ModelInput
+from bitsmith.core.model_input import ModelInput, ModelInputBuilder
 from bitsmith.serve.rejection_sampler import RejectionSampler
 from bitsmith.serve.request import Request, TokenLogprob
 from bitsmith.serve.sampler import Sampler, is_plain_greedy
@@ -116,32 +116,12 @@ def _greedy_choices(logits: torch.Tensor, step: ScheduledStep) -> tuple[list[int
 
 
 def build_model_input(step: ScheduledStep) -> ModelInput:
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    starts = [0]
-    logits_indices: list[int] = []
+    builder = ModelInputBuilder()
     for scheduled in step.requests:
-        logits_indices += (len(token_ids) + offset for offset in _logit_offsets(scheduled))
-        token_ids += scheduled.request.tokens_with_drafts(scheduled.start, scheduled.end)
-        positions += range(scheduled.start, scheduled.end)
-        slots += (
-            scheduled.block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
-            for position in range(scheduled.start, scheduled.end)
-        )
-        starts.append(len(token_ids))
-    assert len(token_ids) == starts[-1] == step.num_tokens, (len(token_ids), step.num_tokens)
-    max_blocks = max(len(scheduled.block_ids) for scheduled in step.requests)
-    table = [[*s.block_ids, *[0] * (max_blocks - len(s.block_ids))] for s in step.requests]
-    return ModelInput(
-        token_ids=torch.tensor(token_ids, dtype=torch.int64),
-        positions=torch.tensor(positions, dtype=torch.int64),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64),
-        block_table=torch.tensor(table, dtype=torch.int32),
-        query_start_loc=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor([s.end for s in step.requests], dtype=torch.int32),
-        logits_indices=torch.tensor(logits_indices, dtype=torch.int64),
-    )
+        token_ids = scheduled.request.tokens_with_drafts(scheduled.start, scheduled.end)
+        assert len(token_ids) == scheduled.num_tokens, (len(token_ids), scheduled.num_tokens)
+        builder.add(token_ids, scheduled.start, scheduled.block_ids, _logit_offsets(scheduled))
+    return builder.build()
 
 
 def _logit_offsets(scheduled: ScheduledRequest) -> Iterator[int]:
