@@ -25,8 +25,8 @@ _ADAPTER = TypeAdapter(Recipe)
 def load_recipe(path: Path) -> Recipe:
     """Read and validate. Raises Refused with one line for each key that is wrong.
 
-    Relative paths of files (gate, texts, and a model written with a slash or ending in .gguf) are taken
-    from the recipe's own directory, so that a recipe can be run from anywhere.
+    Relative paths of files (gate, texts, backend_python, and a model written with a slash or ending in .gguf)
+    are taken from the recipe's own directory, so that a recipe can be run from anywhere.
     """
     body = load_yaml(path)
     if not isinstance(body, dict):
@@ -54,11 +54,13 @@ def _with_paths_from(recipe: Recipe, directory: Path) -> Recipe:
     evaluate = replace(recipe.evaluate, source=_text_path(recipe.evaluate.source, directory))
     if isinstance(evaluate.gate, str):
         evaluate = replace(evaluate, gate=_from(directory, evaluate.gate))
+    python = recipe.quantize.backend_python
+    python = None if python is None else _from(directory, python)
     is_path = ("/" in recipe.model or recipe.model.endswith(".gguf")) and not recipe.model.startswith("hf:")
     return replace(
         recipe,
         model=_from(directory, recipe.model) if is_path else recipe.model,
-        quantize=replace(recipe.quantize, calibration=calibration),
+        quantize=replace(recipe.quantize, calibration=calibration, backend_python=python),
         evaluate=evaluate,
     )
 

@@ -36,6 +36,7 @@ class QuantizeSection:
     """group_size: columns per scale, `auto`, or `channel` for one scale per output channel.
 
     target, tensor_parallel: where the checkpoint will run, as `quantize --for` takes it.
+    backend, backend_python: who quantizes, and the Python that has it, as `quantize --backend` takes them.
     act_order: left out, on where the scheme is GPTQ. refine_steps: of `refine`, for each layer.
     """
 
@@ -50,6 +51,8 @@ class QuantizeSection:
     tensor_parallel: Positive | None = None
     refine: bool = False
     refine_steps: Positive | None = None
+    backend: Literal["bitsmith", "modelopt"] = "bitsmith"
+    backend_python: Text | None = None
     calibration: CalibrationSection = field(default_factory=CalibrationSection)
 
 

@@ -15,6 +15,7 @@ from bitsmith.core.model_ref import ModelSource, resolve_model
 from bitsmith.core.progress import Reporter
 from bitsmith.core.quality import QualityReport, Verdict
 from bitsmith.core.recipe import Recipe
+from bitsmith.core.recipe_sections import QuantizeSection
 from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name, resolve_refine_steps
 from bitsmith.core.text_source import load_text
 from bitsmith.core.tokenizer import load_tokenizer
@@ -35,10 +36,10 @@ from bitsmith.pipeline.decode_speed import check_context, measure_decode_speed
 from bitsmith.pipeline.engine_pair import compile_pair
 from bitsmith.pipeline.scheme_text import describe_scheme
 from bitsmith.pipeline.serve_check import ask_served_engine
-from bitsmith.quantize.backend import NativeBackend
+from bitsmith.quantize.backend import Backend, choose_backend
 from bitsmith.quantize.calibration import CalibrationSettings
-from bitsmith.quantize.job import QuantizeJob, QuantizePlan, plan_quantize
 from bitsmith.quantize.kv_scales import KV_GRID_END
+from bitsmith.quantize.plan import QuantizeJob, QuantizePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class ChainPlan:
     recipe: Recipe
     root: Path
     source: ModelSource
+    backend: Backend
     quantize_job: QuantizeJob
     quantize_plan: QuantizePlan
     evaluate_plan: EvaluatePlan
@@ -90,10 +92,12 @@ class ChainPlan:
 
 def plan_chain(recipe: Recipe, root: Path, reporter: Reporter, *, accept_terms: bool = False) -> ChainPlan:
     """Fetch the model and check all stages. Raises Refused before anything is written below `root`."""
+    backend = choose_recipe_backend(recipe.quantize)
     source = resolve_model(recipe.model, reporter=reporter, accept_terms=accept_terms)
     evaluate_plan = _plan_evaluate(recipe, root, source)
-    quantize_job = _quantize_job(recipe, root, source)
-    plan = ChainPlan(recipe, root, source, quantize_job, plan_quantize(quantize_job), evaluate_plan)
+    quantize_job = _quantize_job(recipe, root, source, resume=backend.can_resume)
+    quantize_plan = backend.plan(quantize_job)
+    plan = ChainPlan(recipe, root, source, backend, quantize_job, quantize_plan, evaluate_plan)
     _check_kv_cache(recipe)
     check_context(plan_compile(plan.baseline_job).limits.max_model_len)
     say_plan(plan.quantize_plan, reporter)
@@ -102,7 +106,7 @@ def plan_chain(recipe: Recipe, root: Path, reporter: Reporter, *, accept_terms: 
 
 def run_chain(plan: ChainPlan, reporter: Reporter) -> tuple[ChainSummary, QualityReport]:
     """Run or reuse every stage, then measure what is asked of the finished engines."""
-    finished_or_quantized(NativeBackend(), plan.quantize_job, plan.quantize_plan, reporter)
+    finished_or_quantized(plan.backend, plan.quantize_job, plan.quantize_plan, reporter)
     compile_pair(plan.engine_job, plan.baseline_job, reporter)
     engine = ContenderSource(plan.engine_job.out, plan.engine_title)
     baseline = ContenderSource(plan.source.path, plan.source.name)
@@ -117,10 +121,21 @@ def run_chain(plan: ChainPlan, reporter: Reporter) -> tuple[ChainSummary, Qualit
     return summary, report
 
 
-def _quantize_job(recipe: Recipe, root: Path, source: ModelSource) -> QuantizeJob:
-    section = recipe.quantize
+def choose_recipe_backend(section: QuantizeSection) -> Backend:
+    """Raises Refused for a scheme that it does not do, or that the native engine cannot run afterwards."""
+    backend, scheme = choose_backend(section.backend, section.backend_python), _scheme(section)
+    backend.check(scheme)
+    if section.backend == "modelopt" and scheme.moves_scales:
+        raise Refused(
+            f"quantize.backend modelopt with {scheme.name}: inputs are multiplied by scales of their own, "
+            "which the native engine does not apply. Set quantize.backend: bitsmith, or take an FP8 scheme."
+        )
+    return backend
+
+
+def _scheme(section: QuantizeSection) -> QuantizationScheme:
     num_bits, method = parse_scheme_name(section.scheme)
-    scheme = QuantizationScheme(
+    return QuantizationScheme(
         name=section.scheme,
         num_bits=num_bits,
         method=method,
@@ -130,6 +145,10 @@ def _quantize_job(recipe: Recipe, root: Path, source: ModelSource) -> QuantizeJo
         kv_cache=section.kv_cache,
         refine_steps=resolve_refine_steps(section.refine, section.refine_steps),
     )
+
+
+def _quantize_job(recipe: Recipe, root: Path, source: ModelSource, *, resume: bool) -> QuantizeJob:
+    section = recipe.quantize
     calibration = CalibrationSettings(
         section.calibration.source,
         section.calibration.num_samples,
@@ -137,7 +156,8 @@ def _quantize_job(recipe: Recipe, root: Path, source: ModelSource) -> QuantizeJo
         section.calibration.seed,
     )
     deployment = make_deployment(section.target, section.tensor_parallel)
-    return QuantizeJob(source, scheme, calibration, root / "quantized", resume=True, deployment=deployment)
+    out = root / "quantized"
+    return QuantizeJob(source, _scheme(section), calibration, out, resume=resume, deployment=deployment)
 
 
 def _plan_evaluate(recipe: Recipe, root: Path, source: ModelSource) -> EvaluatePlan:

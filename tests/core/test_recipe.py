@@ -82,12 +82,13 @@ def test_paths_are_taken_from_the_recipes_directory(write: Any, tmp_path: Path) 
     text = """
         version: 1
         model: ./model
-        quantize: {calibration: {source: data/c.jsonl}}
+        quantize: {backend: modelopt, backend_python: bin/python, calibration: {source: data/c.jsonl}}
         evaluate: {source: /data/e.txt, gate: gate.yaml}
     """
     recipe = load_recipe(write(text))
     assert recipe.model == str(tmp_path / "model")
     assert recipe.quantize.calibration.source == str(tmp_path / "data" / "c.jsonl")
+    assert recipe.quantize.backend_python == str(tmp_path / "bin" / "python")
     assert (recipe.evaluate.source, recipe.evaluate.gate) == ("/data/e.txt", str(tmp_path / "gate.yaml"))
     assert load_recipe(write("version: 1\nmodel: hf:org/name")).model == "hf:org/name"
 

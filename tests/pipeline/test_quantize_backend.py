@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from bitsmith.core import model_ref
+from bitsmith.core.recipe_sections import QuantizeSection
+from bitsmith.pipeline.chain import choose_recipe_backend
 from bitsmith.pipeline.main import main
+from bitsmith.quantize.modelopt_backend import ModelOptBackend
+from bitsmith.quantize.modelopt_environment import ModelOptEnvironment
 
 
 @pytest.mark.parametrize(
@@ -40,3 +44,33 @@ def test_an_unknown_backend_is_refused_with_the_known_ones(capsys: pytest.Captur
         main(["quantize", "m", "--scheme", "w8a8-fp8", "--out", "o", "--backend", "other"])
     assert exit_info.value.code == 2
     assert "bitsmith, modelopt" in capsys.readouterr().err.replace("'", "")
+
+
+@pytest.mark.parametrize(
+    ("quantize", "named"),
+    [
+        ("backend: modelopt, scheme: w4a16-gptq", "It does w8a8-fp8"),
+        ("backend: modelopt, scheme: w4a16-awq", "the native engine does not apply"),
+        ("backend_python: bin/python", "belongs to --backend modelopt"),
+        ("backend: llama", "'bitsmith' or 'modelopt'"),
+    ],
+)
+def test_a_recipe_is_refused_before_its_model_is_fetched(
+    quantize: str,
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(model_ref, "fetch_snapshot")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"version: 1\nmodel: hf:somebody/model\nquantize: {{{quantize}}}\n")
+    assert main(["run", str(recipe), "--runs", str(tmp_path / "runs"), "--json"]) == 2
+    assert named in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_a_recipe_runs_modelopt_in_the_python_that_it_names() -> None:
+    section = QuantizeSection(scheme="w8a8-fp8", backend="modelopt", backend_python="/opt/python")
+    backend = choose_recipe_backend(section)
+    assert backend == ModelOptBackend(ModelOptEnvironment(Path("/opt/python")))
+    assert not backend.can_resume and choose_recipe_backend(QuantizeSection()).can_resume
