@@ -23,11 +23,8 @@ from bitsmith.core.manifest import read_manifest
 from bitsmith.pipeline.main import main as bitsmith
 
 SCALES = ("weights_scaling_factor", "activation_scaling_factor", "kv_cache_scaling_factor")
-FUSED = (
-    "qkv",
-    "fc",
-    "gate",
-)  # one scale for what the target fuses; ModelOpt's file has one for each projection
+# The target has one scale for what it fuses; ModelOpt's file has one for each projection.
+FUSED = ("qkv", "fc", "gate")
 
 
 def main() -> int:
