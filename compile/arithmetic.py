@@ -71,10 +71,10 @@ def resolve_kv_cache(
         return KVCacheChoice(kv_cache, ones, are_calibrated=False)
     if kv_scale == "ones":
         return KVCacheChoice(kv_cache, ones, are_calibrated=False)
-    return KVCacheChoice(kv_cache, _calibrated_scales(source, config, kv_cache), are_calibrated=True)
+    return KVCacheChoice(kv_cache, calibrated_scales(source, config, kv_cache), are_calibrated=True)
 
 
-def _calibrated_scales(
+def calibrated_scales(
     source: WeightSource, config: DecoderConfig, kv_cache: ScaledKVCache
 ) -> tuple[tuple[float, float], ...]:
     """For each layer (key scale, value scale). Raises Refused where the checkpoint has no calibrated ones.

@@ -14,6 +14,7 @@ import torch
 from bitsmith.compile.decoder_config import DecoderConfig
 from bitsmith.core.errors import Refused
 
+KVScales = tuple[tuple[float, float], ...]
 KVCacheType = Literal["fp8", "int8", "bf16", "fp32"]
 Activations = Literal["fp8", "int8", "bf16", "fp32"]
 HeadType = Literal["checkpoint", "int8"]
@@ -62,7 +63,7 @@ class DecoderPlan:
     config: DecoderConfig
     kv_cache: KVCacheType
     linears: Mapping[str, tuple[LinearSpec, ...]]
-    kv_scales: tuple[tuple[float, float], ...]
+    kv_scales: KVScales
 
     @property
     def shares_embedding(self) -> bool:
@@ -78,10 +79,10 @@ class DecoderPlan:
         config = self.config
         return 2 * config.num_layers * config.num_kv_heads * config.head_size * self.kv_cache_dtype.itemsize
 
-    def with_kv_cache(self, kv_cache: KVCacheType) -> "DecoderPlan":
-        """The same decoder over a cache of another type, with scales of one."""
+    def with_kv_cache(self, kv_cache: KVCacheType, kv_scales: KVScales | None = None) -> "DecoderPlan":
+        """The same decoder over a cache of another type. kv_scales None: scales of one."""
         ones = tuple((1.0, 1.0) for _ in self.kv_scales)
-        return dataclasses.replace(self, kv_cache=kv_cache, kv_scales=ones)
+        return dataclasses.replace(self, kv_cache=kv_cache, kv_scales=kv_scales or ones)
 
     def to_json(self) -> str:
         linears = {name: [dataclasses.asdict(spec) for spec in specs] for name, specs in self.linears.items()}

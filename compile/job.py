@@ -92,6 +92,7 @@ def _fill(
         "kv_scales": "calibrated" if plan.kv.are_calibrated else "ones",
         "weight_bytes": sum(path.stat().st_size for path in directory.glob("weights-*.safetensors")),
         "parity": {"overall": asdict(record.overall), "limit": asdict(record.limit)},
+        "kv_caches": [asdict(row) for row in record.kv_caches],
         "files_not_copied": not_copied,
     }
 
@@ -133,8 +134,8 @@ def _say_parity(record: ParityRecord, reporter: Reporter) -> None:
             f"KL {phase.kl_mean:.2e} nats/token, top-1 agreement {phase.top1_agreement:.2%} "
             f"({phase.num_rows} rows)"
         )
-    for name, part in (record.fp8_kv or {}).items():
-        reporter.say(f"parity, FP8 KV cache, {name}: KL {part.kl_mean:.2e} nats/token, RMS {part.rms:.2e}")
+    for row in record.kv_caches:
+        reporter.say(row.describe())
     limit = record.limit
     if not record.is_within_limit:
         raise WorkFailed(

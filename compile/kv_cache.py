@@ -21,7 +21,12 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        """Of the memory behind the tensors."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in (*self.keys, *self.values))
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.num_bytes / (self.num_blocks * BLOCK_SIZE)
 
 
 def allocate_kv_cache(plan: DecoderPlan, num_blocks: int) -> KVCache:

@@ -4,10 +4,9 @@ The engine's logits are held against Hugging Face transformers in fp32 on the de
 is measured is the engine's own error (kernels, activations, KV cache) and not that of the quantization.
 """
 
-import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitsmith.compile.decoder import Decoder
-from bitsmith.compile.decoder_plan import Activations, DecoderPlan
+from bitsmith.compile.decoder_plan import Activations, DecoderPlan, KVCacheType
 from bitsmith.compile.engine import Engine
+from bitsmith.compile.kv_cache_comparison import compare_kv_caches
+from bitsmith.compile.kv_cache_row import KVCacheRow
 from bitsmith.compile.logit_comparison import LogitComparison, LogitDifference
 from bitsmith.compile.parity_schedule import Step, decode_steps, mixed_steps, prefill_steps, run_steps
 from bitsmith.compile.reference_model import load_reference, reference_logits
-from bitsmith.compile.step_runner import EagerRunner
-from bitsmith.compile.weight_files import map_weights
 from bitsmith.core.errors import Refused
 from bitsmith.core.text_source import load_text, pack_windows
 from bitsmith.core.tokenizer import load_tokenizer
@@ -45,13 +43,13 @@ class ParityLimit:
 
 @dataclass(frozen=True, slots=True)
 class ParityRecord:
-    """What `parity.json` holds. fp8_kv: the FP8 cache's part, measured apart, where there is one."""
+    """What `parity.json` holds. kv_caches: the cache types side by side, the engine's own among them."""
 
     reference: str
     text: dict[str, Any]
     phases: dict[str, LogitDifference]
     overall: LogitDifference
-    fp8_kv: dict[str, LogitDifference] | None
+    kv_caches: tuple[KVCacheRow, ...]
     limit: ParityLimit
 
     @property
@@ -78,11 +76,14 @@ _ACTIVATION_LIMITS: dict[Activations, tuple[float, str]] = {
     "fp8": (1.5e-1, "fp8 activations beside an fp8 cache measured 4.1e-2, with Gemma 3 270M 6.2e-2"),
     "int8": (1.5e-2, "int8 activations over a bf16 cache measured 4.4e-3 with 4-bit weights"),
 }
-_FP8_KV_LIMIT = (3e-2, "an fp8 cache added 1.0e-2")
+_KV_LIMITS: Mapping[KVCacheType, tuple[float, str]] = {
+    "fp8": (3e-2, "an fp8 cache added 1.0e-2"),
+    "int8": (3e-2, "an int8 cache added XXX"),
+}
 
 
 def parity_limit(plan: DecoderPlan) -> ParityLimit:
-    """The limit for this arithmetic: activations' part and, where the cache is fp8, the cache's part."""
+    """The limit for this arithmetic: activations' part and, where the cache is fp8 or int8, the cache's."""
     used = {spec.activations for specs in plan.linears.values() for spec in specs}
     if used == {"fp32"} and plan.kv_cache == "fp32":
         return ParityLimit(
@@ -90,8 +91,9 @@ def parity_limit(plan: DecoderPlan) -> ParityLimit:
         )
     coarsest = next(name for name in ("fp8", "int8", "bf16", "fp32") if name in used)
     limit, reason = _ACTIVATION_LIMITS[coarsest]
-    if plan.kv_cache == "fp8":
-        limit, reason = limit + _FP8_KV_LIMIT[0], f"{reason}; {_FP8_KV_LIMIT[1]}"
+    if plan.kv_cache in _KV_LIMITS:
+        added, measured = _KV_LIMITS[plan.kv_cache]
+        limit, reason = limit + added, f"{reason}; {measured}"
     return ParityLimit(
         "kl_mean", limit, f"{reason}; what was measured is of the demo model, and has a threefold margin"
     )
@@ -115,9 +117,6 @@ def measure_parity(engine: Engine, directory: Path, source: WeightSource) -> Par
         for name, steps in schedule.items()
         if steps
     }
-    fp8_kv = None
-    if engine.plan.kv_cache == "fp8":
-        fp8_kv = _measure_fp8_part(engine, directory, windows, reference)
     import transformers
 
     return ParityRecord(
@@ -125,7 +124,7 @@ def measure_parity(engine: Engine, directory: Path, source: WeightSource) -> Par
         text=text,
         phases=phases,
         overall=overall.result(),
-        fp8_kv=fp8_kv,
+        kv_caches=compare_kv_caches(engine, directory, source, windows, reference),
         limit=parity_limit(engine.plan),
     )
 
@@ -162,19 +161,3 @@ def _compare(
         comparison.add(expected, logits)
         overall.add(expected, logits)
     return comparison.result()
-
-
-def _measure_fp8_part(
-    engine: Engine, directory: Path, windows: Sequence[Sequence[int]], reference: Sequence[Tensor]
-) -> dict[str, LogitDifference]:
-    """The same operators and weights over a bf16 cache: against the reference, and against the engine."""
-    plan = engine.plan.with_kv_cache("bf16")
-    runner = EagerRunner(Decoder(plan, map_weights(directory)).eval())
-    without = dataclasses.replace(engine, plan=plan, runner=runner)
-    steps = prefill_steps(len(windows), len(windows[0]), engine.limits)
-    against_reference, apart = LogitComparison(), LogitComparison()
-    with_fp8 = run_steps(engine, windows, steps)
-    for (piece, logits), (_, fp8_logits) in zip(run_steps(without, windows, steps), with_fp8, strict=True):
-        against_reference.add(reference[piece.window][piece.start : piece.end], logits)
-        apart.add(logits, fp8_logits)
-    return {"without_fp8": against_reference.result(), "fp8_against_bf16": apart.result()}

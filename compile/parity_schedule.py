@@ -41,9 +41,11 @@ def prefill_steps(num_windows: int, seq_len: int, limits: EngineLimits) -> list[
     ]
 
 
-def decode_steps(num_windows: int, seq_len: int, limits: EngineLimits) -> list[Step]:
+def decode_steps(
+    num_windows: int, seq_len: int, limits: EngineLimits, num_decoded: int = _NUM_DECODED
+) -> list[Step]:
     """The first part of each window as a prompt, then the rest token by token, windows side by side."""
-    num_decoded = min(_NUM_DECODED, seq_len - 1)
+    num_decoded = min(num_decoded, seq_len - 1)
     steps: list[Step] = []
     for first in range(0, num_windows, limits.max_batch_size):
         group = range(first, min(first + limits.max_batch_size, num_windows))

@@ -5,6 +5,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+from bitsmith.compile.kv_cache_row import KVCacheRow
 from bitsmith.compile.tensorrt_inspect import check_against
 from bitsmith.core.errors import EXIT_DONE, EXIT_REFUSED, Refused
 from bitsmith.core.manifest import Manifest, read_manifest, verify_files
@@ -64,6 +65,8 @@ def _describe(manifest: Manifest, directory: Path, size_bytes: int) -> list[str]
     lines += [f"parent {role}: {digest}" for role, digest in manifest.parents.items()]
     lines += [f"{key}: {_compact(value)}" for key, value in manifest.config.items()]
     lines += [f"version of {tool}: {version}" for tool, version in manifest.versions.items()]
+    rows = (KVCacheRow.from_json(row) for row in manifest.details.get("kv_caches", ()))
+    lines += [row.describe() for row in rows]
     lines += [
         f"not as asked: {fallback.where}: asked {fallback.asked}, did {fallback.done} ({fallback.reason})"
         for fallback in manifest.fallbacks

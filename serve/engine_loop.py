@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bitsmith.core.model_input import BLOCK_SIZE
 from bitsmith.serve.model_runner import ModelRunner, StepModel
 from bitsmith.serve.request import Request
 from bitsmith.serve.scheduled_step import RequestProgress
@@ -18,6 +19,7 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     num_kv_blocks: int = 0
+    kv_cache_bytes: int = 0
     num_free_kv_blocks: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
@@ -38,6 +40,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._runner = ModelRunner(model)
         self._num_kv_blocks = num_kv_blocks
+        self._kv_cache_bytes = num_kv_blocks * BLOCK_SIZE * model.kv_bytes_per_token
         self._speculator: Speculator = speculator or NoSpeculation()
         self._num_steps = 0
         self._num_scheduled_tokens = 0
@@ -56,6 +59,7 @@ class EngineLoop:
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             num_kv_blocks=self._num_kv_blocks,
+            kv_cache_bytes=self._kv_cache_bytes,
             num_free_kv_blocks=self._scheduler.num_free_kv_blocks,
             num_preemptions=self._scheduler.num_preemptions,
             num_steps=self._num_steps,

@@ -92,6 +92,7 @@ def _engine_values(stats: EngineStats, *, is_ready: bool) -> Iterator[tuple[str,
     yield "requests_waiting", "gauge", "Requests queued in the engine.", stats.num_waiting
     yield "kv_blocks_capacity", "gauge", "KV-cache blocks of 16 tokens.", stats.num_kv_blocks
     yield "kv_blocks_free", "gauge", "KV-cache blocks that nobody holds.", stats.num_free_kv_blocks
+    yield "kv_cache_bytes", "gauge", "Bytes of keys and values, all blocks together.", stats.kv_cache_bytes
     yield "preemptions_total", "counter", "Requests sent back to be recomputed.", stats.num_preemptions
     yield "steps_total", "counter", "Steps of the engine.", stats.num_steps
     yield "scheduled_tokens_total", "counter", "Tokens computed.", stats.num_scheduled_tokens

@@ -161,7 +161,9 @@ def test_the_manifest_tells_what_was_built(quantized_engine_path: Path) -> None:
     assert "fp8 KV cache, calibrated scales" in manifest.details["arithmetic"]
     parity = json.loads((quantized_engine_path / "parity.json").read_text())
     assert set(parity["phases"]) == {"prefill", "decode", "mixed"}
-    assert parity["fp8_kv"]["fp8_against_bf16"]["kl_mean"] > 0
+    rows = {row["kv_cache"]: row for row in parity["kv_caches"]}
+    assert list(rows) == ["bf16", "fp8", "int8"] and parity["kv_caches"] == manifest.details["kv_caches"]
+    assert rows["fp8"]["quality"]["kl_bf16"] > rows["bf16"]["quality"]["kl_bf16"] == 0
     assert parity["text"]["source"] == "built-in text"
 
 

@@ -202,6 +202,7 @@ def test_metrics_name_their_units_and_count(server: "RunningServer", client: ope
     assert server.metric("output_tokens_total") == before + 30
     assert server.metric("ttft_seconds_count") >= 1 and server.metric("itl_seconds_count") >= 1
     assert server.metric("kv_blocks_capacity") == 100
+    assert server.metric("kv_cache_bytes") == 100 * 16 * 16  # the fake engine's 16 bytes a token
     drafted, accepted = server.metric("spec_draft_tokens_total"), server.metric("spec_accepted_tokens_total")
     assert 0 < accepted <= drafted
     text = httpx.get(server.url + "/metrics").text
