@@ -27,6 +27,7 @@ from bitsmith.quantize.weight import tensor_sha256
 from bitsmith.quantize.weight_source import WeightSource
 
 _MAX_SHARD_BYTES = 1 << 30
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def adopt_export(
@@ -58,8 +59,15 @@ def adopt_export(
 def _tensors(
     exported: CheckpointReader, source: CheckpointReader, plan: QuantizePlan
 ) -> Iterator[tuple[str, Tensor]]:
+    """What is written, by name; weights and scales as they are, all else in the source's type."""
     replaced = {f"{module}.weight" for module in plan.selection.shapes}
+    weights = set(WeightSource(exported).names)
+    gained = sorted(weights - set(source.names) - {_HEAD})
+    if gained:
+        raise WorkFailed(f"ModelOpt's export holds {gained[0]!r}, which the model has not.")
     for name in exported.names:
+        if name == _HEAD and name not in source:  # the embedding once more
+            continue
         tensor = exported.tensor(name)
         if not is_finite(tensor.float() if tensor.dtype == torch.float8_e4m3fn else tensor):
             raise WorkFailed(f"ModelOpt's export: tensor {name!r} holds NaN or infinity.")
@@ -73,7 +81,7 @@ def _tensors(
 def _reports(
     written: WeightSource, source: CheckpointReader, plan: QuantizePlan, seconds: float
 ) -> list[LayerReport]:
-    lost = sorted(set(source.names) - set(written.names))
+    lost = sorted(set(source.names) - set(written.names) - _tied_head(source))
     if lost:
         raise WorkFailed(f"ModelOpt's export lacks {len(lost)} weights of the model, first {lost[0]!r}.")
     for kept in plan.selection.unquantized:
@@ -95,6 +103,13 @@ def _reports(
         )
         for layer in range(num_layers)
     ]
+
+
+def _tied_head(source: CheckpointReader) -> set[str]:
+    """The head, where a source stores the embedding a second time: ModelOpt keeps one of them."""
+    if _HEAD not in source or _EMBEDDING not in source:
+        return set()
+    return {_HEAD} if torch.equal(source.tensor(_HEAD), source.tensor(_EMBEDDING)) else set()
 
 
 def _record(

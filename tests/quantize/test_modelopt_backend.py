@@ -26,6 +26,7 @@ from bitsmith.quantize.modelopt_backend import ModelOptBackend
 from bitsmith.quantize.modelopt_environment import PINS, ModelOptEnvironment
 from bitsmith.quantize.weight_source import open_weights
 
+GOLDEN = Path(__file__).parent.parent / "golden" / "tensorrt"
 DOUBLE = Path(__file__).with_name("modelopt_double.py")
 VERSIONS = dict(PINS) | {"python": "3.12.1", "torch": "2.13.0+cpu"}
 JobMaker = Callable[..., QuantizeJob]
@@ -205,6 +206,7 @@ UP = "model.layers.1.mlp.up_proj"
         ({f"{UP}.weight_scale": None, f"{UP}.weight": torch.ones(96, 64)}, f"left '{UP}' as it was"),
         ({f"{UP}.weight_scale": torch.tensor(torch.nan)}, f"'{UP}.weight_scale' holds NaN"),
         ({f"{UP}.weight": torch.ones(96, 32).to(torch.float8_e4m3fn)}, r"\[96, 32\], the model's \[96, 64\]"),
+        ({"model.layers.1.other": torch.ones(2)}, "holds 'model.layers.1.other', which the model has not"),
         ({"model.norm.weight": None}, "lacks 1 weights of the model, first 'model.norm.weight'"),
         ({"model.layers.2.self_attn.k_proj.k_scale": None}, "KV scales None in layer 2"),
         ({"model.layers.2.self_attn.k_proj.k_scale": torch.tensor(0.0)}, r"KV scales \(0.0"),
@@ -238,6 +240,57 @@ def test_another_algorithm_other_tokens_or_no_result_is_not_published(
     assert not job.out.exists()
 
 
+def test_a_tied_head_may_be_stored_once_or_twice(
+    make_job: JobMaker,
+    make_model: Callable[..., Path],
+    backend: ModelOptBackend,
+    double: Double,
+    reporter: Reporter,
+    tmp_path: Path,
+) -> None:
+    tied = make_model(tie_word_embeddings=True)
+    double.export(tied, {"lm_head.weight": torch.ones(260, 64)})
+    job = make_job("w8a8-fp8", kv_cache="fp8", model=tied)
+    backend.quantize(job, backend.plan(job), reporter)
+    assert "lm_head.weight" not in CheckpointReader(job.out)
+
+    twice = tmp_path / "twice"
+    shutil.copytree(tied, twice)
+    tensors = load_file(twice / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, twice / "model.safetensors", metadata={"format": "pt"})
+    double.export(twice, {"lm_head.weight": None})
+    job = make_job("w8a8-fp8", kv_cache="fp8", model=twice)
+    assert "lm_head.weight" not in backend.quantize(job, backend.plan(job), reporter).details["changed"]
+
+
+def test_awq_as_modelopt_writes_it_says_which_norms_took_a_scale_in(
+    make_job: JobMaker,
+    make_model: Callable[..., Path],
+    backend: ModelOptBackend,
+    double: Double,
+    tmp_path: Path,
+) -> None:
+    model = tmp_path / "dense"
+    shutil.copytree(GOLDEN / "mo_hf_llama_bf16", model)
+    for file in make_model().glob("tokenizer*"):
+        shutil.copy(file, model)
+    shutil.copytree(GOLDEN / "mo_hf_llama_int4awq_kvfp8", double.home / "export")
+    job = make_job("w4a16-awq", kv_cache="fp8", model=model, group_size=128)
+    manifest = backend.quantize(job, backend.plan(job), Reporter(quiet=True))
+    request = json.loads((double.home / "request.json").read_text())
+    assert request["group_size"] == 128 and request["presets"] == ["INT4_AWQ_CFG", "FP8_KV_CFG"]
+    norms = ("input_layernorm", "post_attention_layernorm")
+    changed = [f"model.layers.{layer}.{norm}.weight" for layer in (0, 1) for norm in norms]
+    assert manifest.details["changed"] == changed
+    records = manifest.details["modules"]
+    assert {(r["num_bits"], r["group_size"], r["sqnr_db"]) for r in records} == {(4, 128, None)}
+    written, golden = (load_file(path / "model.safetensors") for path in (job.out, double.home / "export"))
+    assert written.keys() == golden.keys()
+    for name, tensor in golden.items():
+        assert written[name].dtype == tensor.dtype and torch.equal(written[name], tensor), name
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "named"),
     [
@@ -248,6 +301,8 @@ def test_another_algorithm_other_tokens_or_no_result_is_not_published(
         ("w8a16-rtn", {"group_size": 64}, "one scale per output channel"),
         ("w8a16-rtn", {"refine_steps": 5}, "--refine"),
         ("w8a8-fp8", {"act_order": True}, "--act-order"),
+        ("w8a8-fp8", {"kv_cache": "int8"}, "does not do --kv-cache int8"),
+        ("w4a16-awq", {"group_size": "channel"}, "groups of columns"),
         ("w8a8-fp8", {"group_size": 64}, "group_size is 64"),
     ],
 )
