@@ -7,7 +7,9 @@ from bitsmith.compile.decoder_config import DecoderConfig
 from bitsmith.compile.decoder_plan import Activations, DecoderPlan, KVCacheType, LinearSpec
 from bitsmith.compile.packing import engine_weight
 from bitsmith.core.errors import Refused
+from bitsmith.core.scheme import ActivationScale
 from bitsmith.ops.isa import cpu_flags
+from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.kv_scales import KV_GRID_END, ScaledKVCache, converted_scale
 from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import WeightSource
@@ -28,12 +30,26 @@ class KVCacheChoice:
 
 
 def resolve_activations(
-    requested: Literal["auto"] | Activations, *, is_quantized: bool, is_fp8: bool = False
+    requested: Literal["auto"] | Activations,
+    *,
+    is_quantized: bool,
+    is_fp8: bool = False,
+    int8_inputs: ActivationScale | None = None,
 ) -> Activations:
-    """auto: fp8 for FP8 weights; for integer weights int8 where its product is vectorised; else bf16.
+    """auto: fp8 for FP8 weights; int8 where the checkpoint declares INT8 inputs, and for integer weights
+    where its product is vectorised; else bf16.
 
-    is_quantized: to integers. is_fp8: FP8 weights and a declared way of rounding their inputs.
+    is_quantized: to integers. is_fp8: FP8 weights and a declared way of rounding their inputs. int8_inputs:
+    how far a scale of declared INT8 inputs reaches.
     """
+    if int8_inputs == "tensor" and requested in ("auto", "int8"):
+        raise Refused(
+            f"--activations {requested}: the checkpoint's INT8 inputs have one static scale per tensor, and "
+            "the native engine's have one for each token. Quantize with --activation-scale token, or take "
+            "--activations bf16 or fp32, which leave inputs unrounded."
+        )
+    if int8_inputs == "token" and requested == "auto":
+        return "int8"
     if requested == "fp8" and not is_fp8:
         raise Refused(
             "--activations fp8 needs FP8 weights (schemes w8a8-fp8*), and this checkpoint has none."
@@ -106,27 +122,34 @@ def calibrated_scales(
 
 
 def _activations_text(spec: LinearSpec) -> str:
+    if spec.activations == "int8" and spec.group_size == spec.in_features:
+        return "int8 (a scale for each token)"
     if spec.activations != "fp8":
         return spec.activations
     return "fp8 (a scale for each token)" if spec.input_scale is None else "fp8 (static scales)"
+
+
+def _reach_text(spec: LinearSpec) -> str:
+    is_whole_row = spec.group_size == spec.in_features
+    return "a scale for each output channel" if is_whole_row else f"group {spec.group_size}"
 
 
 def is_quantized(source: WeightSource, config: DecoderConfig) -> bool:
     """Whether any linear weight of the decoder is quantized to integers."""
     parts = ("self_attn.o_proj", "mlp.down_proj")
     modules = (f"model.layers.{index}.{part}" for index in range(config.num_layers) for part in parts)
-    return any(isinstance(engine_weight(source, module), QuantizedWeight) for module in modules)
+    kinds = QuantizedWeight | Int8Weight
+    return any(isinstance(engine_weight(source, module), kinds) for module in modules)
 
 
 def describe_arithmetic(plan: DecoderPlan, *, kv_is_calibrated: bool) -> str:
     """One line for terminals and reports."""
     specs = {spec for name, parts in plan.linears.items() for spec in parts if name != "head"}
     integers = {spec for spec in specs if spec.is_quantized and not spec.is_fp8}
-    groups = sorted({(spec.num_bits, spec.group_size) for spec in integers})
     quantized = [spec for spec in specs if spec.is_quantized]
     dense = sorted({spec.num_bits for spec in specs if not spec.is_quantized})
     activations = sorted({_activations_text(spec) for spec in quantized or specs})
-    weights = [f"int{num_bits} weights (group {group_size})" for num_bits, group_size in groups]
+    weights = sorted({f"int{spec.num_bits} weights ({_reach_text(spec)})" for spec in integers})
     if any(spec.is_fp8 for spec in specs):
         weights.append("fp8 weights")
     if not quantized:

@@ -87,6 +87,7 @@ def plan_compile(job: CompileJob) -> CompilePlan:
         job.activations,
         is_quantized=is_quantized(source, decoder),
         is_fp8=source.fp8_activations is not None,
+        int8_inputs=source.int8_activations,
     )
     check_head(source, decoder, job.lm_head, activations)
     if job.num_threads is not None and job.num_threads < 1:

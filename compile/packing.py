@@ -15,15 +15,16 @@ from bitsmith.compile.decoder_config import DecoderConfig
 from bitsmith.compile.decoder_plan import Activations, HeadType, LinearSpec
 from bitsmith.compile.lm_head import rounded_head
 from bitsmith.compile.packing_fp8 import fuse_fp8_rows, pack_fp8_part
+from bitsmith.compile.packing_int import fuse_int8_rows, fuse_integer_rows, pack_integer_part
 from bitsmith.core.errors import Refused
-from bitsmith.ops.packing import pack_dense, pack_quantized
+from bitsmith.ops.packing import pack_dense
 from bitsmith.quantize.fp8_weight import Fp8Weight
+from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.smoothed_weight import SmoothedWeight
 from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import WeightSource
 
-Weight = QuantizedWeight | Fp8Weight | Tensor
-_MAX_INT8_GROUP_SIZE = 128  # the widest that is compiled as the checkpoint has it
+Weight = QuantizedWeight | Int8Weight | Fp8Weight | Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,40 +190,13 @@ def _pack_part(
     """Pack one product's weight into `tensors`; returns its shape and arithmetic."""
     if isinstance(weight, Fp8Weight):
         return pack_fp8_part(part, weight, activations, has_bias, tensors)
-    # Each kind of narrow activations belongs to its own kind of weights; beside it, others take bf16.
-    if isinstance(weight, QuantizedWeight):
-        activations = "bf16" if activations == "fp8" else activations
-        if activations == "int8":
-            weight = _split_for_int8(weight)
-        packed = pack_quantized(
-            weight.values, weight.scale, weight.zero_point, weight.group_size, weight.num_bits
-        )
-        tensors[f"{part}.weight"], tensors[f"{part}.scale"] = packed.weight, packed.scale
-        if packed.zero_point is not None:
-            tensors[f"{part}.zero_point"] = packed.zero_point
-        return LinearSpec(
-            weight.in_features,
-            weight.out_features,
-            weight.num_bits,
-            weight.group_size,
-            activations,
-            has_bias,
-            packed.zero_point is not None,
-        )
+    if isinstance(weight, QuantizedWeight | Int8Weight):
+        return pack_integer_part(part, weight, activations, has_bias, tensors)
     dense = _dense(weight, activations)
     tensors[f"{part}.weight"] = pack_dense(dense)
     arithmetic: Activations = "bf16" if activations in ("int8", "fp8") else activations
     num_rows, num_columns = dense.shape
     return LinearSpec(num_columns, num_rows, dense.dtype.itemsize * 8, 0, arithmetic, has_bias, False)
-
-
-def _split_for_int8(weight: QuantizedWeight) -> QuantizedWeight:
-    """Smaller groups where they are wide: int8 activations have one scale per token and *weight group*,
-    and over a whole row one outlier takes the range from all other columns."""
-    if weight.group_size <= _MAX_INT8_GROUP_SIZE:
-        return weight
-    sizes = (size for size in (64, 32, 16, 8) if weight.group_size % size == 0)
-    return weight.with_group_size(next(sizes, weight.group_size))
 
 
 def _dense(tensor: Tensor, activations: Activations) -> Tensor:
@@ -241,15 +215,8 @@ def _fuse_rows(weights: Sequence[Weight]) -> Weight | None:
     fp8 = [weight for weight in weights if isinstance(weight, Fp8Weight)]
     if len(fp8) == len(weights):
         return fuse_fp8_rows(fp8)
-    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
-    kinds = {(weight.num_bits, weight.group_size, weight.is_symmetric) for weight in quantized}
-    if len(quantized) != len(weights) or len(kinds) != 1:
-        return None
-    zero_points = [weight.zero_point for weight in quantized if weight.zero_point is not None]
-    return QuantizedWeight(
-        torch.cat([weight.values for weight in quantized]),
-        torch.cat([weight.scale for weight in quantized]),
-        torch.cat(zero_points) if zero_points else None,
-        quantized[0].num_bits,
-        quantized[0].group_size,
-    )
+    int8 = [weight for weight in weights if isinstance(weight, Int8Weight)]
+    if len(int8) == len(weights):
+        return fuse_int8_rows(int8)
+    integers = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    return fuse_integer_rows(integers) if len(integers) == len(weights) else None

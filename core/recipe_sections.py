@@ -38,6 +38,7 @@ class QuantizeSection:
     target, tensor_parallel: where the checkpoint will run, as `quantize --for` takes it.
     backend, backend_python: who quantizes, and the Python that has it, as `quantize --backend` takes them.
     act_order: left out, on where the scheme is GPTQ. refine_steps: of `refine`, for each layer.
+    activation_scale: of w8a8-int8; left out, `token`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -49,6 +50,7 @@ class QuantizeSection:
     kv_cache: Literal["none", "fp8", "int8"] = "none"
     target: Literal["cpu", "tensorrt-llm", "tensorrt-llm-pytorch", "vllm"] | None = None
     tensor_parallel: Positive | None = None
+    activation_scale: Literal["token", "tensor"] | None = None
     refine: bool = False
     refine_steps: Positive | None = None
     backend: Literal["bitsmith", "modelopt"] = "bitsmith"

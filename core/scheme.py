@@ -6,17 +6,19 @@ from typing import Literal
 
 from bitsmith.core.errors import Refused
 
-Method = Literal["rtn", "gptq", "awq", "awq-gptq", "fp8"]
+Method = Literal["rtn", "gptq", "awq", "awq-gptq", "smoothquant", "fp8"]
 KVCacheScheme = Literal["none", "fp8", "int8"]
 ActivationScale = Literal["tensor", "token"]
 
 _WEIGHT_ONLY = re.compile(r"^w(?P<bits>[48])a16-(?P<method>rtn|gptq|awq|awq-gptq)$")
 _INTEGER_METHODS: tuple[Method, ...] = ("gptq", "awq", "awq-gptq", "rtn")
 # Schemes that quantize activations too: how far one of their scales reaches.
-_ACTIVATION_SCALES: dict[str, ActivationScale] = {"w8a8-fp8": "tensor", "w8a8-fp8-dynamic": "token"}
+_FP8_INPUTS: dict[str, ActivationScale] = {"w8a8-fp8": "tensor", "w8a8-fp8-dynamic": "token"}
+INT8_SCHEME = "w8a8-int8"
 SCHEME_NAMES = (
     *(f"w{num_bits}a16-{method}" for num_bits in (4, 8) for method in _INTEGER_METHODS),
-    *_ACTIVATION_SCALES,
+    INT8_SCHEME,
+    *_FP8_INPUTS,
     "none",
 )
 DEFAULT_REFINE_STEPS = 50
@@ -30,7 +32,7 @@ class QuantizationScheme:
     one scale per output channel, or "tensor" (only resolved, for FP8). act_order: None lets the method
     choose. kv_cache: the KV-cache type for which scales are calibrated. signed_scale: symmetric scales may
     be negative; a target may forbid it. refine_steps: of learned rounding for each layer after the method,
-    0 for none.
+    0 for none. int8_inputs: how far a scale of w8a8-int8's inputs reaches, None in every other scheme.
     """
 
     name: str
@@ -42,11 +44,12 @@ class QuantizationScheme:
     kv_cache: KVCacheScheme = "none"
     signed_scale: bool = True
     refine_steps: int = 0
+    int8_inputs: ActivationScale | None = None
 
     @property
     def activation_scale(self) -> ActivationScale | None:
         """tensor: one static scale, from calibration. token: chosen at run time. None: not quantized."""
-        return _ACTIVATION_SCALES.get(self.name)
+        return self.int8_inputs if self.name == INT8_SCHEME else _FP8_INPUTS.get(self.name)
 
     @property
     def rounds_to_integers(self) -> bool:
@@ -55,7 +58,7 @@ class QuantizationScheme:
     @property
     def moves_scales(self) -> bool:
         """Whether scales move between weights and inputs, folded into the operator before."""
-        return self.method in ("awq", "awq-gptq")
+        return self.method in ("awq", "awq-gptq", "smoothquant")
 
     @property
     def uses_gptq(self) -> bool:
@@ -73,12 +76,26 @@ def resolve_refine_steps(refine: bool, steps: int | None) -> int:
     return (steps or DEFAULT_REFINE_STEPS) if refine else 0
 
 
+def resolve_int8_inputs(scheme_name: str, asked: ActivationScale | None) -> ActivationScale | None:
+    """Of w8a8-int8 what was asked for, else `token`. Raises Refused for another scheme that is given one."""
+    if scheme_name == INT8_SCHEME:
+        return asked or "token"
+    if asked is not None:
+        raise Refused(
+            f"activation_scale is {asked!r}; only scheme {INT8_SCHEME!r} leaves a choice, not "
+            f"{scheme_name!r}. Leave activation_scale out."
+        )
+    return None
+
+
 def parse_scheme_name(name: str) -> tuple[int, Method | None]:
     """(weight bits, method) of a scheme's name. Raises Refused listing the valid names."""
     if name == "none":
         return 16, None
-    if name in _ACTIVATION_SCALES:
+    if name in _FP8_INPUTS:
         return 8, "fp8"
+    if name == INT8_SCHEME:
+        return 8, "smoothquant"
     match = _WEIGHT_ONLY.match(name)
     if match is None:
         raise Refused(f"Unknown scheme {name!r}. Valid schemes: {', '.join(SCHEME_NAMES)}.")

@@ -16,7 +16,12 @@ from bitsmith.core.progress import Reporter
 from bitsmith.core.quality import QualityReport, Verdict
 from bitsmith.core.recipe import Recipe
 from bitsmith.core.recipe_sections import QuantizeSection
-from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name, resolve_refine_steps
+from bitsmith.core.scheme import (
+    QuantizationScheme,
+    parse_scheme_name,
+    resolve_int8_inputs,
+    resolve_refine_steps,
+)
 from bitsmith.core.text_source import load_text
 from bitsmith.core.tokenizer import load_tokenizer
 from bitsmith.evaluate.job import EvaluateJob, EvaluatePlan, plan_evaluate
@@ -144,6 +149,7 @@ def _scheme(section: QuantizeSection) -> QuantizationScheme:
         act_order=section.act_order,
         kv_cache=section.kv_cache,
         refine_steps=resolve_refine_steps(section.refine, section.refine_steps),
+        int8_inputs=resolve_int8_inputs(section.scheme, section.activation_scale),
     )
 
 

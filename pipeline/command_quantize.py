@@ -16,6 +16,7 @@ from bitsmith.core.scheme import (
     KVCacheScheme,
     QuantizationScheme,
     parse_scheme_name,
+    resolve_int8_inputs,
     resolve_refine_steps,
 )
 from bitsmith.pipeline.command_result import CommandResult
@@ -46,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--act-order",
         action=argparse.BooleanOptionalAction,
         help="GPTQ: columns with the largest inputs first, static groups (the default of GPTQ)",
+    )
+    parser.add_argument(
+        "--activation-scale",
+        choices=["token", "tensor"],
+        help="w8a8-int8: a scale for each token at run time (the default), or one static scale per tensor",
     )
     parser.add_argument(
         "--kv-cache",
@@ -108,6 +114,7 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
         act_order=args.act_order,
         kv_cache=args.kv_cache,
         refine_steps=resolve_refine_steps(args.refine, args.refine_steps),
+        int8_inputs=resolve_int8_inputs(args.scheme, args.activation_scale),
     )
     backend = choose_backend(args.backend, args.backend_python)
     backend.check(scheme)

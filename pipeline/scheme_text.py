@@ -11,6 +11,9 @@ def describe_scheme(scheme: QuantizationScheme) -> str:
         weights = "tensor" if scheme.activation_scale == "tensor" else "output channel"
         inputs = "a calibrated scale" if scheme.activation_scale == "tensor" else "a scale for each token"
         return f"{scheme.name}, one weight scale per {weights}, inputs with {inputs}"
+    if scheme.method == "smoothquant":
+        inputs = "a calibrated scale" if scheme.activation_scale == "tensor" else "a scale for each token"
+        return f"{scheme.name}, SmoothQuant, one weight scale per output channel, inputs with {inputs}"
     grid = "symmetric" if scheme.symmetric else "asymmetric"
     order = ", act order" if scheme.act_order else ""
     refined = f", refined in {scheme.refine_steps} steps" if scheme.refine_steps else ""

@@ -11,6 +11,7 @@ from bitsmith.core.manifest import MANIFEST_NAME
 from bitsmith.core.model_files import resolve_inside
 from bitsmith.core.model_ref import CONVERSION_NAME
 from bitsmith.quantize.compressed_float import fp8_input_args, fp8_weight_args
+from bitsmith.quantize.compressed_int import int8_input_args, int8_weight_args
 from bitsmith.quantize.compressed_tensors import quantization_config, weight_args
 from bitsmith.quantize.resume_state import ResumeState
 
@@ -59,7 +60,9 @@ def write_config(config: dict[str, Any], target: Path, plan: "QuantizePlan") -> 
     if scheme.method is not None or scheme.kv_cache != "none":
         group_size = scheme.group_size if isinstance(scheme.group_size, int) else None
         weights = inputs = None
-        if scheme.activation_scale is not None:
+        if scheme.activation_scale is not None and scheme.method == "smoothquant":
+            weights, inputs = int8_weight_args(), int8_input_args(scheme.activation_scale)
+        elif scheme.activation_scale is not None:
             weights = fp8_weight_args(scheme.activation_scale)
             inputs = fp8_input_args(scheme.activation_scale)
         elif scheme.method is not None:

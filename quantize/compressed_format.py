@@ -3,6 +3,7 @@
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.scheme import ActivationScale, KVCacheScheme
 from bitsmith.quantize.compressed_float import declared_fp8, load_fp8
+from bitsmith.quantize.compressed_int import declared_int8, load_int8
 from bitsmith.quantize.compressed_tensors import (
     declared_bits,
     declared_kv_cache,
@@ -12,6 +13,7 @@ from bitsmith.quantize.compressed_tensors import (
     unpack_weight,
 )
 from bitsmith.quantize.fp8_weight import Fp8Weight
+from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.weight import QuantizedWeight
 
 
@@ -22,6 +24,7 @@ class CompressedTensorsFormat:
         self._reader = reader
         self._bits = declared_bits(reader.config)
         self.fp8_activations: ActivationScale | None = declared_fp8(reader.config)
+        self.int8_activations: ActivationScale | None = declared_int8(reader.config)
         self.kv_cache_type: KVCacheScheme = declared_kv_cache(reader.config)
 
     @property
@@ -30,12 +33,16 @@ class CompressedTensorsFormat:
         dense = (dense_name(name) for name in self._reader.names)
         return tuple(name for name in dense if name is not None)
 
-    def quantized(self, module: str) -> QuantizedWeight | Fp8Weight | None:
+    def quantized(self, module: str) -> QuantizedWeight | Int8Weight | Fp8Weight | None:
         """The weight of a linear module; None where it is stored dense."""
         if is_packed(module, self._reader.names):
             return unpack_weight(module, self._reader.tensor, lambda name: name in self._reader, self._bits)
-        if self.fp8_activations is not None and f"{module}.weight_scale" in self._reader:
+        if f"{module}.weight_scale" not in self._reader:
+            return None
+        if self.fp8_activations is not None:
             return load_fp8(module, self._reader.tensor, self.fp8_activations)
+        if self.int8_activations is not None:
+            return load_int8(module, self._reader.tensor, self.int8_activations)
         return None
 
     def kv_scales(self, layer_index: int) -> tuple[float, float] | None:

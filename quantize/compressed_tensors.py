@@ -13,7 +13,9 @@ from torch import Tensor
 from bitsmith.core.errors import Refused
 from bitsmith.core.scheme import KVCacheScheme
 from bitsmith.quantize.compressed_float import FLOAT_FORMAT, FLOAT_SUFFIXES, declared_fp8, store_fp8
+from bitsmith.quantize.compressed_int import INT_FORMAT, declared_int8, store_int8
 from bitsmith.quantize.fp8_weight import Fp8Weight
+from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.kv_scales import ScaledKVCache
 from bitsmith.quantize.packing import PACKABLE_BITS, num_words, pack_int32, unpack_int32
 from bitsmith.quantize.weight import QuantizedWeight
@@ -39,11 +41,13 @@ def pack_weight(module_name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
     return entries
 
 
-def store_weight(module_name: str, weight: QuantizedWeight | Fp8Weight) -> dict[str, Tensor]:
+def store_weight(module_name: str, weight: QuantizedWeight | Int8Weight | Fp8Weight) -> dict[str, Tensor]:
     """State-dict entries of one quantized module, in the format of its kind."""
-    return (
-        store_fp8(module_name, weight) if isinstance(weight, Fp8Weight) else pack_weight(module_name, weight)
-    )
+    if isinstance(weight, Fp8Weight):
+        return store_fp8(module_name, weight)
+    if isinstance(weight, Int8Weight):
+        return store_int8(module_name, weight)
+    return pack_weight(module_name, weight)
 
 
 def is_packed(module_name: str, names: Mapping[str, Any] | Sequence[str]) -> bool:
@@ -119,7 +123,9 @@ def quantization_config(
     inputs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """`quantization_config` for config.json. weights None: the weights stay dense. inputs: theirs."""
-    form = PACKED_FORMAT if inputs is None else FLOAT_FORMAT
+    form = PACKED_FORMAT
+    if inputs is not None:
+        form = FLOAT_FORMAT if inputs["type"] == "float" else INT_FORMAT
     group = {
         "targets": ["Linear"],
         "weights": weights,
@@ -164,10 +170,11 @@ def declared_bits(config: Mapping[str, Any]) -> tuple[int, ...]:
     if method != "compressed-tensors":
         raise Refused(f"The checkpoint is quantized with {method!r}; only 'compressed-tensors' can be read.")
     declared_fp8(config)
+    declared_int8(config)
     packed = {
         name: group
         for name, group in (quantization.get("config_groups") or {}).items()
-        if (group.get("format") or quantization.get("format")) != FLOAT_FORMAT
+        if (group.get("format") or quantization.get("format")) not in (FLOAT_FORMAT, INT_FORMAT)
     }
     return tuple(dict.fromkeys(_group_bits(name, group, quantization) for name, group in packed.items()))
 
@@ -178,7 +185,7 @@ def _group_bits(name: str, group: Mapping[str, Any], quantization: Mapping[str, 
     if format_name != PACKED_FORMAT:
         raise Refused(
             f"Config group {name} has format {format_name!r}; "
-            f"{PACKED_FORMAT!r} and {FLOAT_FORMAT!r} can be read."
+            f"{PACKED_FORMAT!r}, {INT_FORMAT!r} and {FLOAT_FORMAT!r} can be read."
         )
     if group.get("input_activations") or group.get("output_activations"):
         raise Refused(f"Config group {name} quantizes activations; only quantized weights can be read.")

@@ -86,11 +86,26 @@ def _check_tensorrt(deployment: Deployment, scheme: QuantizationScheme, config: 
             else "its 4-bit kernel is called without zero points"
         )
         raise Refused(f"--for {deployment.target} with --asymmetric: {reason}. Use --symmetric.")
+    if scheme.method == "smoothquant":
+        _check_int8_inputs(deployment, scheme)
     if scheme.num_bits == 8 and scheme.rounds_to_integers and deployment.target == "tensorrt-llm":
         raise Refused(
             f"--for tensorrt-llm with {scheme.name}: trtllm-build rounds 8-bit weights again by itself, so "
             "what is quantized here would not be kept. Use w8a8-fp8 or a 4-bit scheme; without --for the "
             "export is still possible, marked as requantized at build."
+        )
+
+
+def _check_int8_inputs(deployment: Deployment, scheme: QuantizationScheme) -> None:
+    if deployment.target == "tensorrt-llm-pytorch":
+        raise Refused(
+            f"--for {deployment.target} with {scheme.name}: this backend has no linear method with INT8 "
+            "inputs. Use --for tensorrt-llm, or an FP8 scheme."
+        )
+    if scheme.activation_scale == "token":
+        raise Refused(
+            f"--for {deployment.target} with {scheme.name} and activation_scale token: INT8 inputs are "
+            "exported with static scales. Use --activation-scale tensor."
         )
 
 

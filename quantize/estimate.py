@@ -10,6 +10,7 @@ import torch
 
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.scheme import QuantizationScheme
+from bitsmith.quantize.input_range import SAMPLE_TOKENS
 from bitsmith.quantize.layerwise import TOKENS_PER_BATCH
 from bitsmith.quantize.packing import num_words
 
@@ -112,8 +113,11 @@ def _seconds(
         work += hessians + _SOLVER_FACTOR * cubes
     if scheme.moves_scales:
         # Every stage is seen twice: before scales are folded, and when it is quantized.
-        work += hessians + forward * num_tokens + _SCALE_SEARCH_FACTOR * cubes
-        work += 0 if scheme.uses_gptq else hessians
+        work += forward * num_tokens
+        if scheme.rounds_to_integers:
+            work += _SCALE_SEARCH_FACTOR * cubes + hessians * (1 if scheme.uses_gptq else 2)
+        else:
+            work += _SCALE_SEARCH_FACTOR * SAMPLE_TOKENS * num_weights
     return plain + (work / _measured_flops() if work else 0.0)
 
 
@@ -130,6 +134,10 @@ def _measured_flops() -> float:
 
 def _packed_bytes(shape: tuple[int, int], scheme: QuantizationScheme, scale_bytes: int) -> int:
     rows, columns = shape
+    if scheme.method == "smoothquant":
+        return (
+            rows * columns + rows * scale_bytes + (_FP32_BYTES if scheme.activation_scale == "tensor" else 0)
+        )
     if scheme.method == "fp8":
         return rows * columns + (rows if scheme.activation_scale == "token" else 2) * _FP32_BYTES
     groups = columns // scheme.group_size if isinstance(scheme.group_size, int) else 1

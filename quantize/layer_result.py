@@ -9,6 +9,7 @@ from torch import Tensor
 from bitsmith.core.manifest import Fallback
 from bitsmith.quantize.compressed_tensors import kv_scale_names, store_weight
 from bitsmith.quantize.fp8_weight import Fp8Weight
+from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.layer_method import PreparedLayer
 from bitsmith.quantize.layer_refiner import RefinedLayer
 from bitsmith.quantize.records import LayerReport, ModuleRecord, RefineRecord, refined_record
@@ -22,7 +23,7 @@ class LayerResult:
 
     prefix: str
     prepared: PreparedLayer
-    weights: dict[str, QuantizedWeight | Fp8Weight] = field(default_factory=dict)
+    weights: dict[str, QuantizedWeight | Int8Weight | Fp8Weight] = field(default_factory=dict)
     records: list[ModuleRecord] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     kv_scales: tuple[float, float] | None = None

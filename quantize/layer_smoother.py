@@ -5,14 +5,14 @@ give. A stage's columns are multiplied by the scales, the outputs of the operato
 them; then the layer must still give what it gave, else the fold is undone. What is left out is reported.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bitsmith.core.manifest import Fallback
-from bitsmith.quantize.input_statistics import InputStatistics
 from bitsmith.quantize.layer_method import LayerWork, PreparedLayer, Smoothing
 from bitsmith.quantize.layer_runner import LayerRunner
 from bitsmith.quantize.layer_stages import Stage
@@ -21,16 +21,25 @@ from bitsmith.quantize.smoothing import ScaleFamily, search_alpha
 
 _LARGEST_CHANGE = 1e-4  # ||difference|| / ||output|| of the layer on the probe, in fp32
 
-FamilyMaker = Callable[[Tensor, InputStatistics, PreviousOperator], ScaleFamily]
+FamilyMaker = Callable[[PreviousOperator], ScaleFamily]
+
+
+class ScaleRule(Protocol):
+    """How a method chooses scales."""
+
+    def observe(self, weight: Tensor, inputs: Iterable[Tensor]) -> FamilyMaker | None:
+        """Scales for a stage, once the operator before it is known; None where its inputs are of no use.
+
+        weight: the stage's, stacked, [out, in]. inputs: by batch, [tokens, in].
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSmoother:
-    """method: its name in reports. make_family: from a stage's stacked weights [out, in], the statistics of
-    its inputs, and the operator before."""
+    """method: its name in reports."""
 
     method: str
-    make_family: FamilyMaker
+    rule: ScaleRule
 
     def prepare(self, work: LayerWork) -> PreparedLayer:
         runner = LayerRunner(work.layer, work.hidden_states, work.keywords)
@@ -39,9 +48,9 @@ class LayerSmoother:
         left_out: dict[str, str] = {}
         earlier: list[str] = []
         for stage in work.stages:
-            weights = [_weight(work.layer, name) for name in stage.modules]
-            statistics = InputStatistics(weights[0].shape[1], runner.stage_inputs(stage))
-            done = self._smooth(work, stage, earlier, statistics)
+            stacked = torch.cat([_weight(work.layer, name) for name in stage.modules])
+            make_family = self.rule.observe(stacked, runner.stage_inputs(stage))
+            done = self._smooth(work, stage, earlier, make_family)
             if isinstance(done, str):
                 left_out |= dict.fromkeys(stage.modules, done)
             else:
@@ -59,10 +68,10 @@ class LayerSmoother:
         return Fallback(name, f"{self.method} with scaled inputs", f"{self.method} without scales", reason)
 
     def _smooth(
-        self, work: LayerWork, stage: Stage, earlier: Sequence[str], statistics: InputStatistics
+        self, work: LayerWork, stage: Stage, earlier: Sequence[str], make_family: FamilyMaker | None
     ) -> "_Done | str":
         """What was done, or why nothing was."""
-        if not statistics.are_usable():
+        if make_family is None:
             return "calibration gave this module no input, nothing but zeros, or values that are not finite"
         assert work.probe is not None, "the method reads inputs"
         previous = find_previous(work.probe, stage, earlier, work.stored_dtype)
@@ -70,8 +79,7 @@ class LayerSmoother:
             return "no operator before it was found whose outputs can be divided"
         layer = work.layer
         weights = {name: _weight(layer, name) for name in stage.modules}
-        family = self.make_family(torch.cat(list(weights.values())), statistics, previous)
-        best = search_alpha(family, previous.representable)
+        best = search_alpha(make_family(previous), previous.representable)
         expected = work.probe.output()
         kept = {name: _copies(layer, name) for name in (*weights, previous.name)}
         changed = previous.divide(best.scale) if best.alpha else {}

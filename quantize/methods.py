@@ -11,12 +11,13 @@ from bitsmith.core.scheme import ActivationScale, QuantizationScheme
 from bitsmith.quantize.awq import AwqFamily
 from bitsmith.quantize.fp8_stage import input_amax, quantize_by_fp8
 from bitsmith.quantize.hessian import HessianAccumulator
+from bitsmith.quantize.input_range import InputRange
 from bitsmith.quantize.input_statistics import InputStatistics
-from bitsmith.quantize.layer_method import LayerMethod, LayerPreparation, NothingToPrepare, StageMethod
-from bitsmith.quantize.layer_smoother import LayerSmoother
-from bitsmith.quantize.previous_operator import PreviousOperator
+from bitsmith.quantize.int8_stage import quantize_by_int8
+from bitsmith.quantize.layer_method import LayerMethod, NothingToPrepare, StageMethod
+from bitsmith.quantize.layer_smoother import FamilyMaker, LayerSmoother
 from bitsmith.quantize.qparams import Grid
-from bitsmith.quantize.smoothing import ScaleFamily
+from bitsmith.quantize.smoothquant import SmoothQuantFamily
 from bitsmith.quantize.stage_quantizer import (
     QuantizedStage,
     quantize_by_clips,
@@ -28,18 +29,20 @@ from bitsmith.quantize.stage_quantizer import (
 def choose_method(scheme: QuantizationScheme, scale_dtype: torch.dtype) -> LayerMethod:
     """scheme: resolved. scale_dtype: in which scales of integers are stored."""
     grids = GridMaker(scheme, scale_dtype)
-    preparation: LayerPreparation = NothingToPrepare()
-    if scheme.method == "awq" or scheme.method == "awq-gptq":
-        preparation = LayerSmoother(scheme.method, grids.awq_family)
-    return LayerMethod(preparation, _stage_method(scheme, grids))
-
-
-def _stage_method(scheme: QuantizationScheme, grids: "GridMaker") -> StageMethod:
+    if scheme.method == "smoothquant":
+        assert scheme.activation_scale is not None, scheme
+        smoother = LayerSmoother(scheme.method, SmoothQuantScales(scheme.activation_scale))
+        return LayerMethod(smoother, Int8Rounding(scheme.activation_scale, scale_dtype))
     if scheme.activation_scale is not None:
-        return Fp8Rounding(scheme.activation_scale)
+        return LayerMethod(NothingToPrepare(), Fp8Rounding(scheme.activation_scale))
+    rounding: StageMethod = PlainRounding(grids)
     if scheme.uses_gptq:
-        return Compensation(grids, scheme.act_order is True)
-    return ClippedRounding(grids) if scheme.method == "awq" else PlainRounding(grids)
+        rounding = Compensation(grids, scheme.act_order is True)
+    elif scheme.method == "awq":
+        rounding = ClippedRounding(grids)
+    if scheme.method == "awq" or scheme.method == "awq-gptq":
+        return LayerMethod(LayerSmoother(scheme.method, AwqScales(grids)), rounding)
+    return LayerMethod(NothingToPrepare(), rounding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +58,34 @@ class GridMaker:
         group_size = size if isinstance(size, int) else num_columns
         return Grid(scheme.num_bits, group_size, scheme.symmetric, self.scale_dtype, scheme.signed_scale)
 
-    def awq_family(
-        self, weight: Tensor, statistics: InputStatistics, previous: PreviousOperator
-    ) -> ScaleFamily:
-        return AwqFamily(
-            weight,
-            statistics.hessian,
-            statistics.mean_magnitude,
-            previous.rows,
-            previous.num_rows,
-            self.grid(weight.shape[1]),
+
+@dataclass(frozen=True, slots=True)
+class AwqScales:
+    """From the Hessian and the mean magnitudes of a stage's inputs."""
+
+    grids: GridMaker
+
+    def observe(self, weight: Tensor, inputs: Iterable[Tensor]) -> FamilyMaker | None:
+        seen, grid = InputStatistics(weight.shape[1], inputs), self.grids.grid(weight.shape[1])
+        if not seen.are_usable():
+            return None
+        return lambda previous: AwqFamily(
+            weight, seen.hessian, seen.mean_magnitude, previous.rows, previous.num_rows, grid
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SmoothQuantScales:
+    """From the largest magnitudes of a stage's inputs and a sample of its tokens."""
+
+    activations: ActivationScale
+
+    def observe(self, weight: Tensor, inputs: Iterable[Tensor]) -> FamilyMaker | None:
+        seen = InputRange(weight.shape[1], inputs)
+        if not seen.is_usable():
+            return None
+        return lambda previous: SmoothQuantFamily(
+            weight, seen, self.activations, previous.rows, previous.num_rows
         )
 
 
@@ -132,6 +153,22 @@ class Fp8Rounding:
 
     def quantize_unseen(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
         return quantize_by_fp8(weights, self.activations, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Rounding:
+    """INT8 weights and inputs; where input scales are static, the largest input of each stage gives its."""
+
+    activations: ActivationScale
+    scale_dtype: torch.dtype
+    reads_inputs: bool = True
+
+    def quantize(self, weights: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> QuantizedStage:
+        seen = InputRange(_num_columns(weights), inputs)
+        return quantize_by_int8(weights, seen, self.activations, self.scale_dtype)
+
+    def quantize_unseen(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
+        return self.quantize(weights, ())
 
 
 def _num_columns(weights: Mapping[str, Tensor]) -> int:

@@ -42,6 +42,7 @@ class ModelOptFormat:
             raise Refused(f"{reader.path} has a KV cache of type {kv_algo!r}; FP8 can be read.")
         self.kv_cache_type: KVCacheScheme = "none" if kv_algo is None else "fp8"
         self.fp8_activations = _FP8_INPUTS.get(str(self._algo))
+        self.int8_activations: ActivationScale | None = None  # its INT8 modules scale their inputs first
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -120,12 +120,14 @@ def check_scheme(scheme: QuantizationScheme) -> None:
             f"refine is on; it learns how weights round to integers, and scheme {scheme.name!r} has none. "
             "Turn it off."
         )
-    if method == "fp8":
-        _check_fp8(scheme)
+    assert (scheme.int8_inputs is not None) == (method == "smoothquant"), scheme
+    if method in ("fp8", "smoothquant"):
+        _check_eight_bit_inputs(scheme)
 
 
-def _check_fp8(scheme: QuantizationScheme) -> None:
-    reach = "tensor" if scheme.activation_scale == "tensor" else "output channel"
+def _check_eight_bit_inputs(scheme: QuantizationScheme) -> None:
+    is_fp8 = scheme.method == "fp8"
+    reach = "tensor" if is_fp8 and scheme.activation_scale == "tensor" else "output channel"
     if scheme.group_size != "auto":
         raise Refused(
             f"group_size is {scheme.group_size!r}; scheme {scheme.name!r} has one weight scale per {reach}. "
@@ -133,8 +135,8 @@ def _check_fp8(scheme: QuantizationScheme) -> None:
         )
     if not scheme.symmetric:
         raise Refused(
-            f"symmetric is false; FP8 has no zero points, so scheme {scheme.name!r} cannot be asymmetric. "
-            "Leave it out."
+            f"symmetric is false; {'FP8' if is_fp8 else 'its INT8'} has no zero points, so scheme "
+            f"{scheme.name!r} cannot be asymmetric. Leave it out."
         )
 
 

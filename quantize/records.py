@@ -18,7 +18,7 @@ class ModuleRecord:
     """One quantized module.
 
     relative_error: ||(W - real) X|| / ||W X|| over the calibration tokens; None where none were used, and
-    after refinement.
+    after refinement. With INT8 inputs it is the output's, on a sample, weights and inputs rounded.
     sqnr_db: signal to quantization noise of the weights themselves; None for an exact result.
     damping: fraction of the mean diagonal of H that was added; None where no Hessian was used.
     seconds: wall time, an equal share of what modules with one input took together.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bitsmith.core.errors import WorkFailed
 from bitsmith.quantize.fp8_weight import Fp8Weight
+from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.records import LayerReport
 from bitsmith.quantize.weight import QuantizedWeight, tensor_sha256
 from bitsmith.quantize.weight_source import open_weights
@@ -52,7 +53,7 @@ def stored_digests(checkpoint: Path, names: Collection[str]) -> dict[str, str]:
     for name in source.names:
         module_name = name.removesuffix(".weight")
         weight = source.linear(module_name) if name.endswith(".weight") else None
-        if isinstance(weight, QuantizedWeight | Fp8Weight):
+        if isinstance(weight, QuantizedWeight | Int8Weight | Fp8Weight):
             digests[module_name] = tensor_sha256(weight.dequantize())
         elif name in names:
             digests[name] = tensor_sha256(source.tensor(name))

@@ -47,8 +47,10 @@ def resolve_group_size(
     """A scheme without "auto". Raises Refused when the group size does not divide every selected module."""
     if scheme.method is None:
         return replace(scheme, group_size="channel")
-    if scheme.activation_scale is not None:
+    if scheme.method == "fp8":
         return replace(scheme, group_size="tensor" if scheme.activation_scale == "tensor" else "channel")
+    if scheme.method == "smoothquant":
+        return replace(scheme, group_size="channel")
     if scheme.group_size == "channel":
         return scheme
     widths = {columns for _, columns in shapes.values()}

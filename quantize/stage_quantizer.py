@@ -17,6 +17,7 @@ from bitsmith.quantize.descent import descend
 from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.gptq import column_order, gptq_quantize
 from bitsmith.quantize.hessian import DAMPING_LADDER, HessianFactor, damped, factorize
+from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.qparams import Grid, as_quantized_weight, search_qparams
 from bitsmith.quantize.records import ModuleRecord, relative_output_error, weight_sqnr_db
 from bitsmith.quantize.rtn import rtn_quantize
@@ -27,7 +28,7 @@ NUM_SWEEPS = 2  # of coordinate descent after GPTQ: most of the gain, about twic
 
 @dataclass(frozen=True, slots=True)
 class QuantizedStage:
-    weights: Mapping[str, QuantizedWeight | Fp8Weight]
+    weights: Mapping[str, QuantizedWeight | Int8Weight | Fp8Weight]
     records: Sequence[ModuleRecord]
     fallbacks: Sequence[Fallback]
 

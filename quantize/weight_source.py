@@ -10,6 +10,7 @@ from bitsmith.core.errors import Refused
 from bitsmith.core.scheme import ActivationScale, KVCacheScheme
 from bitsmith.quantize.compressed_format import CompressedTensorsFormat
 from bitsmith.quantize.fp8_weight import Fp8Weight
+from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.modelopt_config import modelopt_section
 from bitsmith.quantize.modelopt_format import ModelOptFormat
 from bitsmith.quantize.smoothed_weight import SmoothedWeight
@@ -23,6 +24,9 @@ class StoredFormat(Protocol):
     def fp8_activations(self) -> ActivationScale | None: ...
 
     @property
+    def int8_activations(self) -> ActivationScale | None: ...
+
+    @property
     def kv_cache_type(self) -> KVCacheScheme: ...
 
     @property
@@ -30,7 +34,7 @@ class StoredFormat(Protocol):
         """State-dict names after dequantization."""
         ...
 
-    def quantized(self, module: str) -> QuantizedWeight | SmoothedWeight | Fp8Weight | None:
+    def quantized(self, module: str) -> QuantizedWeight | Int8Weight | SmoothedWeight | Fp8Weight | None:
         """The weight of a linear module; None where it is stored dense."""
         ...
 
@@ -45,6 +49,7 @@ class WeightSource:
         is_modelopt = modelopt_section(reader) is not None
         self._format: StoredFormat = (ModelOptFormat if is_modelopt else CompressedTensorsFormat)(reader)
         self.fp8_activations = self._format.fp8_activations
+        self.int8_activations = self._format.int8_activations
         self.kv_cache_type = self._format.kv_cache_type
         self.names = self._format.names
         self._name_set = frozenset(self.names)
@@ -62,7 +67,7 @@ class WeightSource:
         """Whether there is a weight of this state-dict name after dequantization."""
         return name in self._name_set
 
-    def linear(self, module_name: str) -> QuantizedWeight | SmoothedWeight | Fp8Weight | Tensor:
+    def linear(self, module_name: str) -> QuantizedWeight | Int8Weight | SmoothedWeight | Fp8Weight | Tensor:
         """The weight of a linear module: quantized if the checkpoint has it so, else as stored, [out, in]."""
         weight = self._format.quantized(module_name)
         return self.tensor(f"{module_name}.weight") if weight is None else weight

@@ -23,7 +23,7 @@ from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.checkpoint_writer import CheckpointWriter
 from bitsmith.core.model_ref import ModelSource
 from bitsmith.core.progress import Reporter
-from bitsmith.core.scheme import KVCacheScheme, QuantizationScheme, parse_scheme_name
+from bitsmith.core.scheme import ActivationScale, KVCacheScheme, QuantizationScheme, parse_scheme_name
 from bitsmith.ops.library import build_operators, load_operators
 from bitsmith.quantize import job as job_module
 from bitsmith.quantize.calibration import CalibrationSettings
@@ -174,21 +174,23 @@ def round_to_nearest(weight: torch.Tensor, num_bits: int, *, symmetric: bool) ->
 
 @pytest.fixture(scope="session")
 def make_fp8(tmp_path_factory: pytest.TempPathFactory, make_model: ModelMaker) -> Iterator[ModelMaker]:
-    """make_fp8(scheme name, model type) -> a checkpoint that `quantize` wrote, with an FP8 KV cache."""
-    made: dict[tuple[str, str], Path] = {}
+    """make_fp8(scheme name, model type, int8_inputs) -> a checkpoint that `quantize` wrote, with an FP8 KV
+    cache; of FP8, or of INT8 where int8_inputs says how far a scale of its inputs reaches."""
+    made: dict[tuple[str, str, ActivationScale | None], Path] = {}
     text = tmp_path_factory.mktemp("text") / "words.txt"
     text.write_text(" ".join(f"{'abcdefgh'[i % 8] * (1 + i % 5)}{i * i % 97}" for i in range(600)))
 
-    def make(name: str, model_type: str = "llama") -> Path:
-        if (name, model_type) not in made:
+    def make(name: str, model_type: str = "llama", int8_inputs: ActivationScale | None = None) -> Path:
+        key = (name, model_type, int8_inputs)
+        if key not in made:
             num_bits, method = parse_scheme_name(name)
-            scheme = QuantizationScheme(name, num_bits, method, kv_cache="fp8")
+            scheme = QuantizationScheme(name, num_bits, method, kv_cache="fp8", int8_inputs=int8_inputs)
             model = ModelSource("tiny", make_model(model_type, dtype=torch.bfloat16))
             out = tmp_path_factory.mktemp("fp8") / "checkpoint"
             job = QuantizeJob(model, scheme, CalibrationSettings(str(text), 6, 32), out)
             quantize_model(job, plan_quantize(job), Reporter(quiet=True))
-            made[name, model_type] = out
-        return made[name, model_type]
+            made[key] = out
+        return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job_module, "reread_in_fresh_process", lambda checkpoint, records: None)

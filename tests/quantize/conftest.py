@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from bitsmith.core.model_ref import ModelSource
 from bitsmith.core.progress import Reporter
-from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
+from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name, resolve_int8_inputs
 from bitsmith.quantize import job as job_module
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.job import QuantizeJob
@@ -93,7 +93,8 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_scheme(name: str = "w4a16-gptq", **settings: Any) -> QuantizationScheme:
     num_bits, method = parse_scheme_name(name)
-    return QuantizationScheme(name, num_bits, method, **settings)
+    int8_inputs = resolve_int8_inputs(name, settings.pop("activation_scale", None))
+    return QuantizationScheme(name, num_bits, method, int8_inputs=int8_inputs, **settings)
 
 
 @pytest.fixture
