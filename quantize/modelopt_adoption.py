@@ -18,6 +18,7 @@ from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.checkpoint_writer import CheckpointWriter
 from bitsmith.core.errors import Refused, WorkFailed
 from bitsmith.quantize.fp8_weight import Fp8Weight
+from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.modelopt_config import QUANT_CONFIG_NAME, modelopt_section
 from bitsmith.quantize.modelopt_presets import expected_algo
 from bitsmith.quantize.plan import QuantizePlan
@@ -124,7 +125,9 @@ def _record(
         raise WorkFailed(f"ModelOpt's {module} is {list(real.shape)}, the model's {list(original.shape)}.")
     stored = weight.weight if isinstance(weight, SmoothedWeight) else weight
     num_bits, group_size = (
-        (8, stored.in_features) if isinstance(stored, Fp8Weight) else (stored.num_bits, stored.group_size)
+        (8, stored.in_features)
+        if isinstance(stored, Fp8Weight | Int8Weight)
+        else (stored.num_bits, stored.group_size)
     )
     return ModuleRecord(
         name=module,
