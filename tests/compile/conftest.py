@@ -174,8 +174,8 @@ def round_to_nearest(weight: torch.Tensor, num_bits: int, *, symmetric: bool) ->
 
 @pytest.fixture(scope="session")
 def make_fp8(tmp_path_factory: pytest.TempPathFactory, make_model: ModelMaker) -> Iterator[ModelMaker]:
-    """make_fp8(scheme name, model type, int8_inputs) -> a checkpoint that `quantize` wrote, with an FP8 KV
-    cache; of FP8, or of INT8 where int8_inputs says how far a scale of its inputs reaches."""
+    """make_fp8(scheme name, model type, int8_inputs) -> a checkpoint that `quantize` wrote: of FP8 with an
+    FP8 KV cache, or of INT8 where int8_inputs says how far a scale of its inputs reaches."""
     made: dict[tuple[str, str, ActivationScale | None], Path] = {}
     text = tmp_path_factory.mktemp("text") / "words.txt"
     text.write_text(" ".join(f"{'abcdefgh'[i % 8] * (1 + i % 5)}{i * i % 97}" for i in range(600)))
@@ -184,7 +184,8 @@ def make_fp8(tmp_path_factory: pytest.TempPathFactory, make_model: ModelMaker) -
         key = (name, model_type, int8_inputs)
         if key not in made:
             num_bits, method = parse_scheme_name(name)
-            scheme = QuantizationScheme(name, num_bits, method, kv_cache="fp8", int8_inputs=int8_inputs)
+            kv_cache: KVCacheScheme = "fp8" if method == "fp8" else "none"
+            scheme = QuantizationScheme(name, num_bits, method, kv_cache=kv_cache, int8_inputs=int8_inputs)
             model = ModelSource("tiny", make_model(model_type, dtype=torch.bfloat16))
             out = tmp_path_factory.mktemp("fp8") / "checkpoint"
             job = QuantizeJob(model, scheme, CalibrationSettings(str(text), 6, 32), out)

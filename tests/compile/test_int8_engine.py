@@ -87,7 +87,7 @@ def test_rows_are_fused_and_the_arithmetic_is_named(make_fp8: ModelMaker, eager_
     engine = eager_engine(make_fp8("w8a8-int8", "llama", "token"), activations="auto", kv_cache="auto")
     assert engine.arithmetic == (
         "int8 weights (a scale for each output channel), bf16 head, "
-        "int8 (a scale for each token) activations, fp8 KV cache, calibrated scales"
+        "int8 (a scale for each token) activations, bf16 KV cache"
     )
     (qkv,) = engine.plan.linears["layers.0.qkv"]
     assert qkv.group_size == qkv.in_features and qkv.activations == "int8"
