@@ -18,20 +18,8 @@ struct Visible {
   int64_t begin, end;
 };
 
-constexpr int64_t cell_bytes(CacheType type) {
-  return type == CacheType::kFloat32 ? 4 : type == CacheType::kBfloat16 ? 2 : 1;
-}
-
 // What a value is multiplied with after `widen`.
 inline float cache_factor(CacheType type) { return type == CacheType::kE4m3 ? 1.0f / kE4m3AsHalf : 1.0f; }
-
-template <class V, CacheType type>
-inline V load_cells(const char* at) {
-  if constexpr (type == CacheType::kE4m3) return V::load_e4m3(reinterpret_cast<const uint8_t*>(at));
-  if constexpr (type == CacheType::kInt8) return V::from_int8(reinterpret_cast<const int8_t*>(at));
-  if constexpr (type == CacheType::kBfloat16) return V::load_bf16(reinterpret_cast<const uint16_t*>(at));
-  return V::load(reinterpret_cast<const float*>(at));
-}
 
 // A block of the cache as fp32, [16, padded]; the places between `size` and `padded` become 0.
 template <class V, CacheType type>
@@ -47,6 +35,12 @@ void widen(const char* from, int64_t size, int64_t padded, float* to) {
     }
   }
 }
+
+// One head of a cache block, as stored or widened: [16, padded].
+struct HeadBlock {
+  const char* cells;
+  CacheType type;
+};
 
 struct OfQueries;
 struct OfScores;
@@ -94,6 +88,8 @@ class TileAttention {
   }
 
  private:
+  static constexpr int64_t kFewQueries = 6;
+
   Visible visible(int64_t row) const {
     const int64_t position = tile_.first_position + row;
     const int64_t begin = p_.sliding_window > 0 ? std::max<int64_t>(0, position + 1 - p_.sliding_window) : 0;
@@ -104,29 +100,24 @@ class TileAttention {
     return scores_ + query * kSegmentTokens + position - first_;
   }
 
-  const float* widened(const void* cache, int64_t block) const {
+  // Few queries read cells as they are stored; for many a block is widened once.
+  HeadBlock head_block(const void* cache, int64_t block) const {
     const int64_t cell =
         (tile_.block_table[block] * p_.num_kv_heads + tile_.kv_head) * kBlockTokens * p_.head_size;
     const char* from = static_cast<const char*>(cache) + cell * cell_bytes(p_.type);
-    if (p_.type == CacheType::kE4m3) {
-      widen<V, CacheType::kE4m3>(from, p_.head_size, padded_, block_);
-    } else if (p_.type == CacheType::kInt8) {
-      widen<V, CacheType::kInt8>(from, p_.head_size, padded_, block_);
-    } else if (p_.type == CacheType::kBfloat16) {
-      widen<V, CacheType::kBfloat16>(from, p_.head_size, padded_, block_);
-    } else if (padded_ != p_.head_size) {
-      widen<V, CacheType::kFloat32>(from, p_.head_size, padded_, block_);
-    } else {
-      return reinterpret_cast<const float*>(from);
-    }
-    return block_;
+    const bool is_worth_widening = num_queries_ > kFewQueries && p_.type != CacheType::kFloat32;
+    if (padded_ == p_.head_size && !is_worth_widening) return {from, p_.type};
+    with_type(p_.type, [&](auto type) { widen<V, type>(from, p_.head_size, padded_, block_); });
+    return {reinterpret_cast<const char*>(block_), CacheType::kFloat32};
   }
 
   void score_block(int64_t block) {
-    const float* keys = widened(p_.key_cache, block);
+    const HeadBlock keys = head_block(p_.key_cache, block);
     const int64_t position = block * kBlockTokens;
     const V scale = V::set(p_.score_scale * cache_factor(p_.type));
-    dot_products<V>(queries_, num_queries_, keys, padded_, scores(0, position), kSegmentTokens);
+    with_type(keys.type, [&](auto type) {
+      dot_products<V, type>(queries_, num_queries_, keys.cells, padded_, scores(0, position), kSegmentTokens);
+    });
     for (int64_t q = 0; q < num_queries_; ++q) {
       float* to = scores(q, position);
       for (int64_t j = 0; j < kBlockTokens; j += 8) {
@@ -162,16 +153,18 @@ class TileAttention {
   }
 
   void add_values(int64_t block, float* results) {
-    const float* values = widened(p_.value_cache, block);
+    const HeadBlock values = head_block(p_.value_cache, block);
     const int64_t position = block * kBlockTokens;
     for (int64_t row = 0; row < tile_.num_rows; ++row) {
       const Visible range = visible(row);
       const int64_t begin = std::clamp<int64_t>(range.begin - position, 0, kBlockTokens);
       const int64_t end = std::clamp<int64_t>(range.end - position, 0, kBlockTokens);
       const int64_t query = row * num_heads_;
-      add_weighted<V>(
-          {scores(query, position) + begin, kSegmentTokens, values + begin * padded_, padded_, end - begin},
-          num_heads_, results + query * floats_, floats_);
+      with_type(values.type, [&](auto type) {
+        const char* cells = values.cells + begin * padded_ * cell_bytes(type);
+        add_weighted<V, type>({scores(query, position) + begin, kSegmentTokens, cells, padded_, end - begin},
+                              num_heads_, results + query * floats_, floats_);
+      });
     }
   }
 

@@ -35,11 +35,10 @@ struct Avx2Vector8 {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(words, 16))};
   }
   static Avx2Vector8 load_e4m3(const uint8_t* p) {
-    // Byte to the upper half of 16 bits, arithmetic shift by one: sign, sign, exponent, mantissa; the
-    // second copy of the sign is the half's top exponent bit, which is cleared.
-    const __m128i high =
-        _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-    const __m128i half = _mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16(static_cast<short>(0xbfff)));
+    // Bytes with their sign extended, shifted to where a half has its exponent's lower four bits and its
+    // mantissa's upper three; the sign's copy in the top exponent bit is cleared.
+    const __m128i words = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m128i half = _mm_and_si128(_mm_slli_epi16(words, 7), _mm_set1_epi16(static_cast<short>(0xbfff)));
     return {_mm256_cvtph_ps(half)};
   }
   static Avx2Vector8 from_int8(const int8_t* p) {
