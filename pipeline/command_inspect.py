@@ -9,6 +9,7 @@ from bitsmith.compile.kv_cache_row import KVCacheRow
 from bitsmith.compile.tensorrt_inspect import check_against
 from bitsmith.core.errors import EXIT_DONE, EXIT_REFUSED, Refused
 from bitsmith.core.manifest import Manifest, read_manifest, verify_files
+from bitsmith.core.model_ref import resolve_model
 from bitsmith.core.progress import Reporter
 from bitsmith.pipeline.command_result import CommandResult
 
@@ -21,10 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TARGET[=VERSION]",
         help="check any checkpoint against what tensorrt-llm or tensorrt-llm-pytorch accepts",
     )
-    parser.add_argument("--source", type=Path, metavar="MODEL", help="with --against: compare numbers too")
+    parser.add_argument("--source", metavar="MODEL", help="with --against: compare numbers with this model")
+    parser.add_argument("--accept-terms", action="store_true", help="accept a demo model's terms of use")
 
 
 def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
+    if args.accept_terms and args.source is None:
+        raise Refused("--accept-terms applies to --source, which is not given.")
     if args.against is not None:
         return _check_against(args, reporter)
     if args.source is not None:
@@ -49,7 +53,10 @@ def _check_against(args: argparse.Namespace, reporter: Reporter) -> CommandResul
     """A foreign checkpoint has no manifest, so that none is read unless --verify asks for it."""
     if args.verify:
         verify_files(args.directory, read_manifest(args.directory))
-    report = check_against(args.directory, args.against, args.source)
+    source: Path | None = None
+    if args.source is not None:
+        source = resolve_model(args.source, reporter=reporter, accept_terms=args.accept_terms).path
+    report = check_against(args.directory, args.against, source)
     for line in report.lines():
         reporter.say(line)
     return CommandResult(report.to_json(), EXIT_DONE if report.is_accepted else EXIT_REFUSED)

@@ -23,8 +23,23 @@ def test_an_export_is_said_to_be_one_and_passes_the_validator(
     details = document["details"]
     assert isinstance(details, dict)
     assert details["state"] == "exported"
-    exit_code, report = run_json(capsys, "inspect", str(out), "--against", target)
+    exit_code, report = run_json(
+        capsys, "inspect", str(out), "--against", target, "--source", str(tiny_model)
+    )
     assert exit_code == 0, report
+    for source in ("nosuch", str(out)):  # any way of naming a model, or refused as `compile` refuses it
+        exit_code, report = run_json(capsys, "inspect", str(out), "--against", target, "--source", source)
+        assert exit_code == 2
+        assert source in str(report["error"])
+
+
+def test_options_that_would_do_nothing_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in (["--source", "smollm2-135m"], ["--accept-terms"]):
+        exit_code, report = run_json(capsys, "inspect", str(tmp_path), *option)
+        assert exit_code == 2
+        assert f"{option[0]} applies to" in str(report["error"])
 
 
 def test_an_engine_that_cannot_be_built_here_is_refused_before_work(
