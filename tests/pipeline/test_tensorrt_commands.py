@@ -28,9 +28,12 @@ def test_an_export_is_said_to_be_one_and_passes_the_validator(
     )
     assert exit_code == 0, report
     for source in ("nosuch", str(out)):  # any way of naming a model, or refused as `compile` refuses it
-        exit_code, report = run_json(capsys, "inspect", str(out), "--against", target, "--source", source)
-        assert exit_code == 2
-        assert source in str(report["error"])
+        check = ("inspect", str(out), "--against", target, "--source")
+    exit_code, report = run_json(capsys, *check, str(tiny_model))
+    assert exit_code == 0, report
+    exit_code, report = run_json(capsys, *check, "nosuch")
+    assert exit_code == 2
+    assert "demo model" in str(report["error"])  # a source is named as any model is
 
 
 def test_options_that_would_do_nothing_are_refused(
