@@ -31,13 +31,17 @@ PARITY_NAME = "parity.json"
 
 @dataclass(slots=True)
 class Engine:
-    """One decoder ready to run. The KV cache is allocated by its user, who knows how much memory to spend."""
+    """One decoder ready to run. The KV cache is allocated by its user, who knows how much memory to spend.
+
+    weights: the packed tensors by the decoder's names, which the runner uses where they lie.
+    """
 
     plan: DecoderPlan
     limits: EngineLimits
     arithmetic: str
     tokenizer_path: Path
     weight_bytes_per_token: int
+    weights: Mapping[str, Tensor]
     runner: StepRunner
     manifest: Manifest | None = None
     _kv_cache: KVCache | None = field(default=None, init=False)
@@ -82,6 +86,7 @@ class Engine:
             arithmetic=facts["arithmetic"],
             tokenizer_path=path / TOKENIZER_DIR,
             weight_bytes_per_token=weight_bytes,
+            weights=tensors,
             runner=runner,
         )
 

@@ -79,7 +79,7 @@ def _fill(
     reporter.say(f"Comparing the engine ({arithmetic}) with transformers in fp32 ...")
     facts = {"limits": asdict(plan.limits), "arithmetic": arithmetic}
     engine = Engine.from_directory(directory, facts, enforce_eager=False)
-    record = measure_parity(engine, directory, plan.source)
+    record = measure_parity(engine, plan.source)
     (directory / PARITY_NAME).write_text(record.to_json(), encoding="utf-8")
     _say_parity(record, reporter)
     pending.details = {

@@ -7,7 +7,6 @@ differ in the cache alone. Measured only where two types can be: bf16 needs no s
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from bitsmith.compile.kv_cache_row import DecodeQuality, KVCacheRow
 from bitsmith.compile.logit_comparison import LogitComparison
 from bitsmith.compile.parity_schedule import decode_steps, run_steps
 from bitsmith.compile.step_runner import EagerRunner
-from bitsmith.compile.weight_files import map_weights
 from bitsmith.core.errors import Refused
 from bitsmith.quantize.kv_scales import ScaledKVCache
 from bitsmith.quantize.weight_source import WeightSource
@@ -31,7 +29,6 @@ _NUM_DECODED = 64  # of each window, after a prompt of at least as many
 
 def compare_kv_caches(
     engine: Engine,
-    directory: Path,
     source: WeightSource,
     windows: Sequence[Sequence[int]],
     reference: Sequence[Tensor],
@@ -45,10 +42,9 @@ def compare_kv_caches(
             plans[kv_cache] = engine.plan.with_kv_cache(kv_cache, scales)
     qualities: Mapping[KVCacheType, DecodeQuality] = {}
     if len(plans) > 1:
-        tensors = map_weights(directory)
         engines = {
             kv_cache: dataclasses.replace(
-                engine, plan=plan, runner=EagerRunner(Decoder(plan, tensors).eval())
+                engine, plan=plan, runner=EagerRunner(Decoder(plan, engine.weights).eval())
             )
             for kv_cache, plan in plans.items()
         }

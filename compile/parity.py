@@ -99,8 +99,8 @@ def parity_limit(plan: DecoderPlan) -> ParityLimit:
     )
 
 
-def measure_parity(engine: Engine, directory: Path, source: WeightSource) -> ParityRecord:
-    """Compare an engine whose files lie in `directory` with its source in transformers."""
+def measure_parity(engine: Engine, source: WeightSource) -> ParityRecord:
+    """Compare an engine with its source in transformers."""
     windows, text = _windows(engine, source.path)
     model = load_reference(source)
     reference = [reference_logits(model, window, len(window)) for window in windows]
@@ -124,7 +124,7 @@ def measure_parity(engine: Engine, directory: Path, source: WeightSource) -> Par
         text=text,
         phases=phases,
         overall=overall.result(),
-        kv_caches=compare_kv_caches(engine, directory, source, windows, reference),
+        kv_caches=compare_kv_caches(engine, source, windows, reference),
         limit=parity_limit(engine.plan),
     )
 

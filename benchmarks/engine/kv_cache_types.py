@@ -83,7 +83,7 @@ def print_table(
         print("| " + " | ".join(cells) + " |")
 
 
-def print_quality(engine: Engine, directory: Path, num_windows: int) -> None:
+def print_quality(engine: Engine, num_windows: int) -> None:
     assert engine.manifest is not None
     checkpoint = Path(engine.manifest.details["checkpoint"])
     source = open_weights(checkpoint)
@@ -97,7 +97,7 @@ def print_quality(engine: Engine, directory: Path, num_windows: int) -> None:
     windows = packed.token_ids.tolist()
     model = load_reference(source)
     reference = [reference_logits(model, window, SEQ_LEN) for window in windows]
-    for row in compare_kv_caches(engine, directory, source, windows, reference):
+    for row in compare_kv_caches(engine, source, windows, reference):
         print(row.describe())
 
 
@@ -127,7 +127,7 @@ def main() -> None:
     print(f"{args.engine}: one token at a context of {args.context}, {args.threads} threads, in turn")
     print_table(caches, {"attention of all layers": attention, "decode step": whole})
     if args.windows:
-        print_quality(engine, args.engine, args.windows)
+        print_quality(engine, args.windows)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def test_in_fp32_it_is_the_dequantized_model(
     name: str, model_type: str, make_fp8: ModelMaker, eager_engine: EngineMaker
 ) -> None:
     checkpoint = make_fp8(name, model_type)
-    record = measure_parity(eager_engine(checkpoint), checkpoint, open_weights(checkpoint))
+    record = measure_parity(eager_engine(checkpoint), open_weights(checkpoint))
     assert (record.limit.metric, record.limit.limit) == ("max_relative", 1e-4)
     assert 0 < record.decisive < 1e-4
 

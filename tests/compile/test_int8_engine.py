@@ -43,7 +43,7 @@ def test_in_fp32_it_is_the_dequantized_model(
     int8_inputs: str, model_type: str, make_fp8: ModelMaker, eager_engine: EngineMaker
 ) -> None:
     checkpoint = make_fp8("w8a8-int8", model_type, int8_inputs)
-    record = measure_parity(eager_engine(checkpoint), checkpoint, open_weights(checkpoint))
+    record = measure_parity(eager_engine(checkpoint), open_weights(checkpoint))
     assert 0 < record.decisive < 1e-4
 
 

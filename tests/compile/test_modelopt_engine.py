@@ -36,7 +36,7 @@ def test_in_fp32_it_is_the_dequantized_model(
     name: str, checkpoint: Callable[[str], Path], eager_engine: EngineMaker
 ) -> None:
     path = checkpoint(name)
-    record = measure_parity(eager_engine(path), path, open_weights(path))
+    record = measure_parity(eager_engine(path), open_weights(path))
     assert 0 < record.decisive < 1e-4
 
 

@@ -26,7 +26,7 @@ EngineMaker = Callable[..., Engine]
 @pytest.fixture(scope="module")
 def record(make_model: ModelMaker, eager_engine: EngineMaker) -> ParityRecord:
     path = make_model("gemma2", sliding_window=24)
-    return measure_parity(eager_engine(path), path, open_weights(path))
+    return measure_parity(eager_engine(path), open_weights(path))
 
 
 def test_fp32_is_held_to_1e_4(record: ParityRecord) -> None:
@@ -41,7 +41,7 @@ def test_a_checkpoint_without_a_tokenizer_is_checked_on_random_ids(
     source = make_model("llama")
     for name in ("config.json", "model.safetensors"):
         shutil.copyfile(source / name, tmp_path / name)
-    record = measure_parity(eager_engine(tmp_path), tmp_path, open_weights(tmp_path))
+    record = measure_parity(eager_engine(tmp_path), open_weights(tmp_path))
     assert "random" in record.text["source"]
     assert record.is_within_limit
 
@@ -59,7 +59,7 @@ def test_an_engine_that_is_wrong_in_one_phase_is_found(
         return execute(self, model_input, kv_cache)
 
     monkeypatch.setattr(Engine, "execute", off_by_a_position)
-    record = measure_parity(engine, path, open_weights(path))
+    record = measure_parity(engine, open_weights(path))
     assert record.phases["prefill"].max_relative < 1e-4
     assert record.phases["decode"].max_relative > 1e-4
     assert not record.is_within_limit
