@@ -9,19 +9,17 @@ processes disturb less than wall time; they still take memory bandwidth and cach
 """
 
 import argparse
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bitsmith.core.progress import Reporter
-from bitsmith.ops.library import build_operators, find_compiler, load_operators
+from bitsmith.ops.ceilings import measure_ceilings
+from bitsmith.ops.library import build_operators, load_operators
 from bitsmith.ops.packing import PackedLinear, pack_quantized
 
 # SmolLM2-135M: (out_features, in_features) of a layer, and of the head.
@@ -42,17 +40,6 @@ class Case:
     weight_bytes: float
     num_products: float
     num_runs: int
-
-
-def probe(num_threads: int) -> str:
-    with tempfile.TemporaryDirectory() as directory:
-        program = Path(directory) / "probe"
-        source = Path(__file__).with_name("probe.cpp")
-        flags = ["-O3", "-march=native", "-fopenmp"]
-        subprocess.run([find_compiler(), *flags, str(source), "-o", str(program)], check=True)
-        result = subprocess.run([program, str(num_threads)], capture_output=True, text=True, check=True)
-    bandwidth, arithmetic = result.stdout.split()
-    return f"this machine at most: {bandwidth} GB/s read, {arithmetic} GFLOP/s fp32, {num_threads} threads"
 
 
 def shapes(num_layers: int, *, head: bool) -> list[tuple[int, int]]:
@@ -156,7 +143,7 @@ def main() -> None:
     options = parser.parse_args()
     load_operators(build_operators(Reporter()))
     torch.ops.bitsmith.set_num_threads(options.threads)
-    print(probe(options.threads))
+    print(measure_ceilings().describe())
     for case in cases(options.layers):
         print(measure(case, options.threads), flush=True)
 

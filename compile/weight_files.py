@@ -5,7 +5,6 @@ a multiple of 64, a named padding tensor follows it.
 """
 
 import json
-import mmap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bitsmith.core.errors import Refused
+from bitsmith.core.huge_pages import allocate_in_huge_pages
 
 ALIGNMENT = 64
 _SHARD_BYTES = 1 << 30
@@ -98,18 +98,19 @@ def map_weights(directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def stored_bytes(directory: Path) -> dict[str, int]:
+    """Bytes of every tensor of the weight files, by name."""
+    return {name: tensor.nbytes for name, tensor in map_weights(directory).items()}
+
+
 def read_weights(directory: Path) -> dict[str, Tensor]:
     """Every tensor of the weight files, in private memory of huge pages where the system gives them.
 
-    A step streams all weights; in pages of 4 KiB it waits for address translation and for prefetchers that
-    stop at every page (docs/adr/0009). Tensors keep their alignment.
+    A step streams all weights (docs/adr/0009). Tensors keep their alignment.
     """
     mapped = map_weights(directory)
     size = sum(_aligned(tensor.nbytes) for tensor in mapped.values())
-    memory = mmap.mmap(-1, max(size, ALIGNMENT), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    buffer = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the memory alive
+    buffer = allocate_in_huge_pages(max(size, ALIGNMENT))
     tensors: dict[str, Tensor] = {}
     start = 0
     for name, tensor in mapped.items():

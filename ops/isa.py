@@ -52,13 +52,23 @@ def enabled_isa(compiler: str, flags: Sequence[str]) -> tuple[str, ...]:
 
 def cpu_flags() -> frozenset[str]:
     """Flags of this machine's processor, from /proc/cpuinfo; empty where that does not exist."""
+    return frozenset(_cpuinfo("flags", "Features").split())
+
+
+def cpu_model() -> str:
+    """The processor's name, from /proc/cpuinfo; "unknown" where that does not say."""
+    return _cpuinfo("model name") or "unknown"
+
+
+def _cpuinfo(*names: str) -> str:
+    """What the first processor's line of one of these names says; empty if there is none."""
     path = Path("/proc/cpuinfo")
     if not path.is_file():
-        return frozenset()
+        return ""
     for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith(("flags", "Features")):
-            return frozenset(line.split(":", 1)[1].split())
-    return frozenset()
+        if line.startswith(names):
+            return line.split(":", 1)[1].strip()
+    return ""
 
 
 def missing_isa(required: Iterable[str]) -> tuple[str, ...]:

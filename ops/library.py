@@ -27,7 +27,7 @@ SOURCES_DIR = Path(__file__).parent / "csrc"
 LIBRARY_NAME = "operators.so"
 INFO_NAME = "operators.json"
 # Counts up when operators are added or their arguments change: an engine carries its own library.
-OPERATORS_INTERFACE = 2
+OPERATORS_INTERFACE = 3
 
 # Contraction is off so that both forms of a kernel round alike: where a fused multiply-add is wanted, the
 # sources say so.
@@ -105,6 +105,12 @@ def load_operators(library: Path) -> None:
         raise Refused(f"{library} cannot be loaded: {error}. Compile the engine again here.") from error
     register_fakes()
     _loaded.digest = digest
+
+
+def loaded_digest() -> str:
+    """SHA-256 of the library that this process has loaded."""
+    assert _loaded.digest is not None, "load_operators comes first"
+    return _loaded.digest
 
 
 def check_isa(isa: Sequence[str]) -> None:

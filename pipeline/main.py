@@ -26,6 +26,7 @@ COMMANDS = {
     "gate": "decide again over an existing report",
     "serve": "serve an engine over an OpenAI-compatible HTTP interface",
     "generate": "one answer on the terminal",
+    "profile": "show where an engine's time goes, by phase and operator",
     "run": "the whole chain from one recipe",
     "inspect": "show what an artifact is, and verify it",
     "doctor": "what this machine can do, and what it lacks",

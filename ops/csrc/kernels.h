@@ -118,6 +118,9 @@ struct Kernels {
   void (*arrange_fp8)(const Fp8Linear&, const float* source, int64_t stride, Activations mode,
                       float static_scale, int64_t begin, int64_t end);
   void (*linear_fp8)(const Fp8Linear&, int64_t row_begin, int64_t row_end);
+  // What the processor can do at most in this form's instructions; each returns the operations done.
+  int64_t (*multiply_add_fp32)(int64_t num_steps);
+  int64_t (*multiply_add_int8)(int64_t num_steps);
 };
 
 const Kernels* portable_kernels();

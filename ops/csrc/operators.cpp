@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cache_operators.h"
+#include "ceiling_operators.h"
 #include "forms.h"
 #include "fp8_operator.h"
 #include "linear_operators.h"
@@ -48,6 +49,9 @@ TORCH_LIBRARY(bitsmith, m) {
   m.def(
       "linear_fp8(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int in_features, float input_scale, "
       "int activations) -> Tensor");
+  m.def("ceiling_read(Tensor data) -> int");
+  m.def("ceiling_arithmetic(int num_steps, bool is_int8) -> int",
+        [](int64_t num_steps, bool is_int8) { return ceiling_arithmetic(num_steps, is_int8); });
   m.def("select_form(str name) -> ()", [](c10::string_view name) { select_form(name); });
   m.def("active_form() -> str", [] { return active_form(); });
   m.def("set_num_threads(int count) -> ()", [](int64_t count) { set_num_threads(count); });
@@ -58,6 +62,7 @@ TORCH_LIBRARY_IMPL(bitsmith, CPU, m) {
   m.impl("linear_dense", &linear_dense);
   m.impl("linear_quantized", &linear_quantized);
   m.impl("linear_fp8", &linear_fp8);
+  m.impl("ceiling_read", &ceiling_read);
   m.impl("write_kv_cache", &write_kv_cache);
   m.impl("paged_attention", &paged_attention);
 }
