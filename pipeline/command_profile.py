@@ -56,8 +56,8 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
         reporter.say(line)
     if parts := above_ceiling(profiles):
         reporter.warn(
-            f"above the ceilings: {', '.join(parts)}. Something disturbed a measurement; the ceilings are "
-            "measured again with --refresh-ceilings."
+            f"above the ceilings: {', '.join(parts)}. What they read may fit in the processor's caches; "
+            "or something disturbed a measurement: --refresh-ceilings measures the ceilings again."
         )
     named = {"path": str(args.engine), "arithmetic": engine.arithmetic}
     document = profile_document(named, workload, ceilings, profiles)

@@ -5,6 +5,7 @@ step's time divides among its operators. With a GPU the parts of a step are NVTX
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -137,6 +138,8 @@ def _profiler_span(name: str) -> Iterator[None]:
 def _profile(
     engine: Engine, phases: Sequence[Phase], trace: Path | None
 ) -> tuple[list[StepTimes], tuple[TimedEvent, ...]]:
+    # It would announce itself on the terminal; who has chosen what it says keeps that.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         times = [run_phase(engine, phase, _profiler_span) for phase in phases]
     if trace is not None:

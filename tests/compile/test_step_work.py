@@ -7,7 +7,7 @@ import pytest
 
 from bitsmith.compile.batch import RequestStep
 from bitsmith.compile.decoder_config import DecoderConfig, read_decoder_config
-from bitsmith.compile.decoder_plan import DecoderPlan, LinearSpec
+from bitsmith.compile.decoder_plan import DecoderPlan, KVCacheType, LinearSpec
 from bitsmith.compile.step_work import StepWork, step_work
 
 # Two layers of 8 heads of 4 over 2 KV heads; the second sees 3 keys.
@@ -123,7 +123,7 @@ def test_a_head_that_computes_no_row_reads_nothing() -> None:
 
 
 @pytest.mark.parametrize(("kv_cache", "factor"), [("fp8", 1), ("int8", 1), ("bf16", 2), ("fp32", 4)])
-def test_the_cache_type_decides_its_bytes(kv_cache: str, factor: int) -> None:
+def test_the_cache_type_decides_its_bytes(kv_cache: KVCacheType, factor: int) -> None:
     plan = dataclasses.replace(PLAN, kv_cache=kv_cache)
     work = step_work(plan, STORED, [RequestStep([1], 9, [0], 1)])
     assert by_role(work, "num_bytes")["attention"] == 13 * 16 * factor
