@@ -120,7 +120,7 @@ def plan_compile(job: CompileJob) -> CompilePlan:
         parents={"checkpoint": source_digest(job.checkpoint)},
         config=config,
         versions=result_versions("torch", "transformers") | {"operators": _operator_sources_digest()},
-        warnings=_warnings(kv),
+        warnings=(*source.notes, *_warnings(kv)),
     )
 
 

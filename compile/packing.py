@@ -20,6 +20,7 @@ from bitsmith.core.errors import Refused
 from bitsmith.ops.packing import pack_dense
 from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.int8_weight import Int8Weight
+from bitsmith.quantize.reordered_weight import ReorderedWeight
 from bitsmith.quantize.smoothed_weight import SmoothedWeight
 from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import WeightSource
@@ -157,13 +158,19 @@ def _norm_weight(source: WeightSource, config: DecoderConfig, name: str) -> Tens
 
 
 def engine_weight(source: WeightSource, module: str) -> Weight:
-    """Raises Refused for a weight whose inputs must be multiplied by a scale of their own first."""
+    """Raises Refused for a weight whose inputs must be multiplied, or put in another order, first."""
     weight = source.linear(module)
     if isinstance(weight, SmoothedWeight):
         raise Refused(
             f"{source.path}: {module} has a pre_quant_scale for its inputs (AWQ or SmoothQuant by ModelOpt), "
             "which the native engine does not apply. Use --target tensorrt-llm or tensorrt-llm-pytorch, or "
             "another scheme."
+        )
+    if isinstance(weight, ReorderedWeight):
+        raise Refused(
+            f"{source.path}: {module} has groups of columns that are not neighbours (g_idx of GPTQ's "
+            "act-order without static groups), which the native engine does not read. Quantize it again with "
+            "static groups, as `bitsmith quantize` does."
         )
     return weight
 

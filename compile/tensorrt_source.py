@@ -1,4 +1,4 @@
-"""What an export reads from: a dense model, a ModelOpt unified checkpoint, or a compressed-tensors one.
+"""What an export reads from: a dense model, or a ModelOpt, compressed-tensors, GPTQ or AWQ checkpoint.
 
 Every source gives its linears as tensorrt_linear kinds and says in TensorRT-LLM's words how it is quantized.
 """
@@ -13,10 +13,13 @@ from torch import Tensor
 from bitsmith.compile.tensorrt_compressed_source import CompressedTensorsSource
 from bitsmith.compile.tensorrt_linear import DenseLinear, SourceLinear
 from bitsmith.compile.tensorrt_modelopt_source import ModelOptSource
+from bitsmith.compile.tensorrt_packed_source import PackedSource
 from bitsmith.compile.tensorrt_source_scheme import SourceScheme
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.errors import Refused
+from bitsmith.quantize.gptq_format import gptq_section
 from bitsmith.quantize.modelopt_config import modelopt_section
+from bitsmith.quantize.weight_source import WeightSource
 
 
 class ExportSource(Protocol):
@@ -87,11 +90,13 @@ def open_source(path: Path) -> ExportSource:
     if modelopt_section(reader) is not None:
         return ModelOptSource(reader)
     quantization = reader.config.get("quantization_config")
+    if gptq_section(reader) is not None or (quantization or {}).get("quant_method") == "awq":
+        return PackedSource(WeightSource(reader))
     if quantization is None:
         return DenseSource(reader)
     if quantization.get("quant_method") == "compressed-tensors":
         return CompressedTensorsSource(reader)
     raise Refused(
-        f"{path} is quantized with {quantization.get('quant_method')!r}; dense models, compressed-tensors "
-        "and ModelOpt checkpoints can be exported. Quantize it again from the dense model."
+        f"{path} is quantized with {quantization.get('quant_method')!r}; dense models, compressed-tensors, "
+        "GPTQ, AWQ and ModelOpt checkpoints can be exported. Quantize it again from the dense model."
     )

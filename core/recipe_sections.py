@@ -39,6 +39,7 @@ class QuantizeSection:
     backend, backend_python: who quantizes, and the Python that has it, as `quantize --backend` takes them.
     act_order: left out, on where the scheme is GPTQ. refine_steps: of `refine`, for each layer.
     activation_scale: of w8a8-int8; left out, `token`.
+    format: of the checkpoint; left out, the backend's own.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -48,6 +49,7 @@ class QuantizeSection:
     symmetric: bool = True
     act_order: bool | None = None
     kv_cache: Literal["none", "fp8", "int8"] = "none"
+    format: Literal["compressed-tensors", "gptq", "gptq_v2", "awq"] | None = None
     target: Literal["cpu", "tensorrt-llm", "tensorrt-llm-pytorch", "vllm"] | None = None
     tensor_parallel: Positive | None = None
     activation_scale: Literal["token", "tensor"] | None = None

@@ -163,7 +163,15 @@ def _quantize_job(recipe: Recipe, root: Path, source: ModelSource, *, resume: bo
     )
     deployment = make_deployment(section.target, section.tensor_parallel)
     out = root / "quantized"
-    return QuantizeJob(source, _scheme(section), calibration, out, resume=resume, deployment=deployment)
+    return QuantizeJob(
+        source,
+        _scheme(section),
+        calibration,
+        out,
+        resume=resume,
+        deployment=deployment,
+        format=section.format,
+    )
 
 
 def _plan_evaluate(recipe: Recipe, root: Path, source: ModelSource) -> EvaluatePlan:

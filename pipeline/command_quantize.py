@@ -25,6 +25,7 @@ from bitsmith.quantize.backend import BACKENDS, Backend, choose_backend
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.deployment import TARGETS, Deployment, DeploymentTarget
 from bitsmith.quantize.manifest_details import say_calibration
+from bitsmith.quantize.packed_format import FORMATS
 from bitsmith.quantize.plan import QuantizeJob, QuantizePlan, needs_calibration
 
 
@@ -52,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--activation-scale",
         choices=["token", "tensor"],
         help="w8a8-int8: a scale for each token at run time (the default), or one static scale per tensor",
+    )
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="of the checkpoint: compressed-tensors (the default), gptq (version 1, symmetric only), gptq_v2 "
+        "or awq (4 bits)",
     )
     parser.add_argument(
         "--kv-cache",
@@ -121,7 +128,9 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
     calibration = _calibration(args, scheme)
     source = resolve_model(args.model, reporter=reporter, accept_terms=args.accept_terms)
     deployment = make_deployment(args.target, args.tensor_parallel)
-    job = QuantizeJob(source, scheme, calibration, args.out, resume=args.resume, deployment=deployment)
+    job = QuantizeJob(
+        source, scheme, calibration, args.out, resume=args.resume, deployment=deployment, format=args.format
+    )
     plan = backend.plan(job)
     say_plan(plan, reporter)
     if args.dry_run:
@@ -158,8 +167,9 @@ def make_deployment(target: DeploymentTarget | None, tensor_parallel: int | None
 def say_plan(plan: QuantizePlan, reporter: Reporter) -> None:
     """What the settings came to, and what they will cost."""
     scheme, estimate = plan.scheme, plan.estimate
+    form = "" if plan.format == "compressed-tensors" else f", format {plan.format}"
     reporter.say(
-        f"scheme {describe_scheme(scheme)}, KV cache {scheme.kv_cache}: "
+        f"scheme {describe_scheme(scheme)}, KV cache {scheme.kv_cache}{form}: "
         f"{len(plan.selection.shapes)} modules, {len(plan.selection.unquantized)} left as they are"
     )
     seconds = "time not known" if estimate.seconds is None else f"{estimate.seconds:.0f} s"

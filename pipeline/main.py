@@ -21,6 +21,7 @@ from bitsmith.pipeline.command_result import CommandResult
 COMMANDS = {
     "models": "list the named demo models, or fetch one",
     "quantize": "quantize a model into a checkpoint that other tools load too",
+    "convert": "put a quantized checkpoint into another format, losslessly",
     "compile": "compile a checkpoint into an engine",
     "evaluate": "measure what was lost, and let a gate decide",
     "gate": "decide again over an existing report",

@@ -2,8 +2,11 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.checkpoint_writer import CheckpointWriter
@@ -12,13 +15,18 @@ from bitsmith.core.model_files import resolve_inside
 from bitsmith.core.model_ref import CONVERSION_NAME
 from bitsmith.quantize.compressed_float import fp8_input_args, fp8_weight_args
 from bitsmith.quantize.compressed_int import int8_input_args, int8_weight_args
-from bitsmith.quantize.compressed_tensors import quantization_config, weight_args
+from bitsmith.quantize.compressed_tensors import (
+    PACKED_SUFFIXES,
+    is_packed,
+    quantization_config,
+    unpack_weight,
+    weight_args,
+)
+from bitsmith.quantize.packed_format import GridSettings, PackedFormat, grid_settings, packed_format
+from bitsmith.quantize.plan import QuantizePlan
 from bitsmith.quantize.resume_state import ResumeState
 
-if TYPE_CHECKING:
-    from bitsmith.quantize.plan import QuantizePlan
-
-_MAX_SHARD_BYTES = 1 << 30
+MAX_SHARD_BYTES = 1 << 30
 _WEIGHT_SUFFIXES = (
     ".safetensors",
     ".bin",
@@ -32,7 +40,7 @@ _WEIGHT_SUFFIXES = (
     ".pkl",
 )
 # Written anew, or describing the source's own files.
-_REPLACED = ("config.json", MANIFEST_NAME, CONVERSION_NAME)
+_REPLACED = ("config.json", "quantize_config.json", MANIFEST_NAME, CONVERSION_NAME)
 
 
 def copy_side_files(source: Path, target: Path) -> list[str]:
@@ -53,8 +61,11 @@ def copy_side_files(source: Path, target: Path) -> list[str]:
     return left
 
 
-def write_config(config: dict[str, Any], target: Path, plan: "QuantizePlan") -> None:
+def write_config(config: Mapping[str, Any], target: Path, plan: QuantizePlan) -> None:
     """The source's config.json, with `quantization_config` where anything is quantized."""
+    if plan.format != "compressed-tensors":
+        write_settings(config, target, packed_format(plan.format), grid_settings(plan.scheme))
+        return
     scheme = plan.scheme
     body = dict(config)
     if scheme.method is not None or scheme.kv_cache != "none":
@@ -69,17 +80,45 @@ def write_config(config: dict[str, Any], target: Path, plan: "QuantizePlan") -> 
             weights = weight_args(scheme.num_bits, group_size, scheme.symmetric, scheme.act_order is True)
         # The head is a linear module by class; it must be named even where it is tied and not stored.
         body["quantization_config"] = quantization_config(weights, ["lm_head"], scheme.kv_cache, inputs)
-    (target / "config.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    _write_json(body, target / "config.json")
 
 
-def write_weights(reader: CheckpointReader, state: ResumeState, target: Path, plan: "QuantizePlan") -> None:
+def write_settings(config: Mapping[str, Any], target: Path, form: PackedFormat, grid: GridSettings) -> None:
+    """config.json of a checkpoint whose weights are integers, and the file that repeats its settings."""
+    settings = form.settings(grid)
+    _write_json({**config, "quantization_config": settings}, target / "config.json")
+    if form.settings_file is not None:
+        _write_json(settings, target / form.settings_file)
+
+
+def _write_json(body: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+
+
+def write_weights(reader: CheckpointReader, state: ResumeState, target: Path, plan: QuantizePlan) -> None:
     """What is kept, as stored in the source; then every layer's packed and changed tensors and KV scales."""
     replaced = {f"{name}.weight" for name in plan.selection.shapes} | state.tensor_names()
-    writer = CheckpointWriter(target, max_shard_bytes=_MAX_SHARD_BYTES)
+    writer = CheckpointWriter(target, max_shard_bytes=MAX_SHARD_BYTES)
     for name in reader.names:
         if name not in replaced:
             writer.add(name, reader.tensor(name))
     for index in range(state.num_finished()):
-        for name, tensor in sorted(state.load_tensors(index).items()):
+        for name, tensor in sorted(_in_format(state.load_tensors(index), plan).items()):
             writer.add(name, tensor)
     writer.finish()
+
+
+def _in_format(tensors: Mapping[str, Tensor], plan: QuantizePlan) -> Mapping[str, Tensor]:
+    """A layer's tensors as the plan's format has them; finished layers are kept as compressed-tensors."""
+    if plan.format == "compressed-tensors":
+        return tensors
+    form = packed_format(plan.format)
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        module, _, suffix = name.rpartition(".")
+        if suffix == "weight_packed":
+            weight = unpack_weight(module, tensors.__getitem__, tensors.__contains__, (plan.scheme.num_bits,))
+            result |= form.store(module, weight)
+        elif suffix not in PACKED_SUFFIXES or not is_packed(module, tensors):
+            result[name] = tensor
+    return result

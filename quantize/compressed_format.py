@@ -20,6 +20,8 @@ from bitsmith.quantize.weight import QuantizedWeight
 class CompressedTensorsFormat:
     """Reads one module at a time. Raises Refused for a configuration that is not understood."""
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, reader: CheckpointReader) -> None:
         self._reader = reader
         self._bits = declared_bits(reader.config)

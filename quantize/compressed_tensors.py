@@ -21,7 +21,8 @@ from bitsmith.quantize.packing import PACKABLE_BITS, num_words, pack_int32, unpa
 from bitsmith.quantize.weight import QuantizedWeight
 
 PACKED_FORMAT = "pack-quantized"
-_WEIGHT_SUFFIXES = ("weight_packed", "weight_shape", "weight_zero_point", *FLOAT_SUFFIXES)
+PACKED_SUFFIXES = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
+_WEIGHT_SUFFIXES = {*PACKED_SUFFIXES, *FLOAT_SUFFIXES}
 _KV_SUFFIXES = ("self_attn.k_scale", "self_attn.v_scale")
 # KV-cache types, and what the format calls their numbers.
 _KV_TYPES: dict[ScaledKVCache, str] = {"fp8": "float", "int8": "int"}
@@ -168,7 +169,10 @@ def declared_bits(config: Mapping[str, Any]) -> tuple[int, ...]:
         return ()
     method = quantization.get("quant_method")
     if method != "compressed-tensors":
-        raise Refused(f"The checkpoint is quantized with {method!r}; only 'compressed-tensors' can be read.")
+        raise Refused(
+            f"The checkpoint is quantized with {method!r}; compressed-tensors, gptq, awq and modelopt can be "
+            "read."
+        )
     declared_fp8(config)
     declared_int8(config)
     packed = {

@@ -23,6 +23,7 @@ from bitsmith.quantize.modelopt_config import QUANT_CONFIG_NAME, modelopt_sectio
 from bitsmith.quantize.modelopt_presets import expected_algo
 from bitsmith.quantize.plan import QuantizePlan
 from bitsmith.quantize.records import LayerReport, ModuleRecord, is_finite, weight_sqnr_db
+from bitsmith.quantize.reordered_weight import ReorderedWeight
 from bitsmith.quantize.smoothed_weight import SmoothedWeight
 from bitsmith.quantize.weight import tensor_sha256
 from bitsmith.quantize.weight_source import WeightSource
@@ -118,7 +119,7 @@ def _record(
 ) -> ModuleRecord:
     """Smoothing moves scales between weights and norms, so that weights alone say nothing of its noise."""
     weight = written.linear(module)
-    if isinstance(weight, Tensor):
+    if isinstance(weight, Tensor | ReorderedWeight):  # its format has no reordered ones
         raise WorkFailed(f"ModelOpt left {module!r} as it was; it was to be quantized.")
     original, real = source.tensor(f"{module}.weight").float(), weight.dequantize()
     if real.shape != original.shape:

@@ -29,6 +29,8 @@ _SUFFIXES = ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale",
 class ModelOptFormat:
     """Reads one module at a time; a module without a scale is dense."""
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, reader: CheckpointReader) -> None:
         section = modelopt_section(reader)
         assert section is not None, reader.path

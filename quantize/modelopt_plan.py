@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bitsmith.core.checkpoint import CheckpointReader
+from bitsmith.core.errors import Refused
 from bitsmith.core.model_ref import source_digest
 from bitsmith.core.scheme import QuantizationScheme
 from bitsmith.core.versions import result_versions
@@ -31,6 +32,11 @@ _LIBRARIES_BYTES = 1 << 30  # torch, transformers and ModelOpt themselves
 
 def plan_modelopt(job: QuantizeJob, versions: Mapping[str, str]) -> QuantizePlan:
     """versions: of ModelOpt and what it runs on. The scheme was checked. Raises Refused."""
+    if job.format is not None:
+        raise Refused(
+            f"format is {job.format!r}; --backend modelopt writes ModelOpt's own. Leave it out, or quantize "
+            "with --backend bitsmith."
+        )
     check_out_is_apart(job)
     reader, stack = open_original(job.model.path)
     if needs_calibration(job.scheme):

@@ -20,14 +20,23 @@ from bitsmith.quantize.calibration import CalibrationSettings, load_windows, tok
 from bitsmith.quantize.decoder_stack import DecoderStack
 from bitsmith.quantize.deployment import Deployment, plan_deployment
 from bitsmith.quantize.estimate import Estimate, estimate_run
+from bitsmith.quantize.gptq_format import gptq_section
 from bitsmith.quantize.layer_refiner import rows_per_step
 from bitsmith.quantize.modelopt_config import modelopt_section
+from bitsmith.quantize.packed_format import (
+    FormatName,
+    check_modules_fit,
+    check_scheme_fits,
+    grid_settings,
+    packed_format,
+)
 from bitsmith.quantize.selection import Selection, resolve_group_size, select_modules
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeJob:
-    """What a user asks for. resume: go on with an unfinished run at `out`. deployment None: for no target."""
+    """What a user asks for. resume: go on with an unfinished run at `out`. deployment None: for no target.
+    format None: the backend's own."""
 
     model: ModelSource
     scheme: QuantizationScheme
@@ -35,11 +44,13 @@ class QuantizeJob:
     out: Path
     resume: bool = False
     deployment: Deployment | None = None
+    format: FormatName | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizePlan:
-    """What the job came to: no "auto" is left. windows: None where no calibration is needed."""
+    """What the job came to: no "auto" is left. windows: None where no calibration is needed.
+    format: how weights are packed, where they are by this program."""
 
     scheme: QuantizationScheme
     selection: Selection
@@ -49,6 +60,7 @@ class QuantizePlan:
     parents: Mapping[str, str]
     config: Mapping[str, Any]
     versions: Mapping[str, str]
+    format: FormatName = "compressed-tensors"
 
     @property
     def stage_key(self) -> str:
@@ -58,6 +70,8 @@ class QuantizePlan:
 def plan_quantize(job: QuantizeJob) -> QuantizePlan:
     """Raises Refused, in seconds, for whatever would make the job fail or do less than asked."""
     check_scheme(job.scheme)
+    form = job.format or "compressed-tensors"
+    check_scheme_fits(form, job.scheme)
     _check_out(job)
     reader, stack = open_original(job.model.path)
     if needs_calibration(job.scheme):
@@ -67,6 +81,7 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
     if job.deployment is not None:
         scheme = plan_deployment(job.deployment, scheme, selection.shapes, reader.config)
     scheme = _resolve_act_order(resolve_group_size(scheme, selection.shapes))
+    check_modules_fit(form, grid_settings(scheme), selection.shapes)
     windows = load_windows(job.calibration, job.model.path) if needs_calibration(scheme) else None
     _check_refine(scheme, windows)
     num_tokens = 0 if windows is None else windows.token_ids.numel()
@@ -77,21 +92,24 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
     return QuantizePlan(
         scheme=scheme,
         selection=selection,
-        scale_dtype=scale_dtype(reader, selection),
+        scale_dtype=packed_format(form).scale_dtype or scale_dtype(reader, selection),
         windows=windows,
         estimate=estimate,
         parents={"model": source_digest(job.model.path)},
         config=resolved_config(job, scheme, windows),
         versions=result_versions("torch", "transformers", "tokenizers"),
+        format=form,
     )
 
 
 def open_original(path: Path) -> tuple[CheckpointReader, DecoderStack]:
     """The model to quantize. Raises Refused where it is quantized already, is not known or lacks weights."""
     reader = CheckpointReader(path)
-    quantization = reader.config.get("quantization_config") or modelopt_section(reader)
+    quantization = (
+        reader.config.get("quantization_config") or modelopt_section(reader) or gptq_section(reader)
+    )
     if quantization is not None:
-        method = quantization.get("quant_method", "modelopt")
+        method = quantization.get("quant_method", "gptq" if "bits" in quantization else "modelopt")
         raise Refused(f"{path} is quantized already, with {method!r}; quantize the original model.")
     stack = DecoderStack(reader)
     missing = stack.missing_names()
@@ -210,7 +228,9 @@ def scale_dtype(reader: CheckpointReader, selection: Selection) -> torch.dtype:
 def resolved_config(
     job: QuantizeJob, scheme: QuantizationScheme, windows: TokenWindows | None
 ) -> dict[str, Any]:
-    target = {} if job.deployment is None else {"deployment": job.deployment.to_json()}
+    target: dict[str, Any] = {} if job.deployment is None else {"deployment": job.deployment.to_json()}
+    if job.format not in (None, "compressed-tensors"):
+        target["format"] = job.format
     if windows is None:
         return {"scheme": asdict(scheme), "calibration": None} | target
     calibration = {

@@ -87,7 +87,7 @@ def test_forms_without_a_mode_are_refused(
 def test_other_methods_are_refused(tmp_path: Path) -> None:
     source = compressed("fp8_kvfp8", tmp_path / "source", *FORMS["fp8_kvfp8"])
     config = json.loads((source / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    config["quantization_config"] = {"quant_method": "hqq", "bits": 4}
     (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(Refused, match="quantized with 'gptq'"):
+    with pytest.raises(Refused, match="quantized with 'hqq'"):
         open_source(source)

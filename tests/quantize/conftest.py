@@ -1,7 +1,9 @@
 """Tiny random models of several architectures, with a byte-level tokenizer: nothing is downloaded."""
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from bitsmith.core.model_ref import ModelSource
 from bitsmith.core.progress import Reporter
 from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name, resolve_int8_inputs
+from bitsmith.quantize import conversion as conversion_module
 from bitsmith.quantize import job as job_module
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.job import QuantizeJob
@@ -104,14 +107,14 @@ def make_job(make_model: ModelMaker, text_file: Path, tmp_path: Path) -> JobMake
     def make(name: str = "w4a16-gptq", **settings: Any) -> QuantizeJob:
         model = settings.pop("model", None) or make_model()
         out = tmp_path / settings.pop("out", "out")
-        resume = settings.pop("resume", False)
+        resume, form = settings.pop("resume", False), settings.pop("format", None)
         calibration = {"source": str(text_file), "num_samples": 6, "seq_len": 32} | settings.pop(
             "calibration", {}
         )
         groups = {"group_size": 32} if "a16" in name else {}
         scheme = make_scheme(name, **groups | settings)
         return QuantizeJob(
-            ModelSource("tiny", model), scheme, CalibrationSettings(**calibration), out, resume
+            ModelSource("tiny", model), scheme, CalibrationSettings(**calibration), out, resume, format=form
         )
 
     return make
@@ -121,11 +124,12 @@ def make_job(make_model: ModelMaker, text_file: Path, tmp_path: Path) -> JobMake
 def _reread_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting Python and torch anew costs seconds; tests that ask for `fresh_process` do it."""
     if "fresh_process" not in request.fixturenames:
-        monkeypatch.setattr(
-            job_module,
-            "reread_in_fresh_process",
-            lambda checkpoint, expected: check_digests(stored_digests(checkpoint, expected), expected),
-        )
+        for module in (job_module, conversion_module):
+            monkeypatch.setattr(
+                module,
+                "reread_in_fresh_process",
+                lambda checkpoint, expected: check_digests(stored_digests(checkpoint, expected), expected),
+            )
 
 
 @pytest.fixture
@@ -136,3 +140,20 @@ def fresh_process() -> None:
 @pytest.fixture
 def reporter() -> Reporter:
     return Reporter(quiet=True)
+
+
+@pytest.fixture(scope="session")
+def packed() -> ModuleType:
+    """packed_checkpoints.py beside this file: tests are no package, so that it cannot be imported by name."""
+    path = Path(__file__).with_name("packed_checkpoints.py")
+    spec = importlib.util.spec_from_file_location("bitsmith_tests_packed_checkpoints", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def model(make_model: ModelMaker) -> Path:
+    """A tiny Llama in bf16."""
+    return make_model()
