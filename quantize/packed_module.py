@@ -13,6 +13,8 @@ from bitsmith.quantize.weight import QuantizedWeight
 
 _PACKED = "qweight"
 _SUFFIXES = ("qzeros", "scales", "g_idx")
+# Architectures without biases unless their settings say so; the first GPTQ tools wrote zeros all the same.
+_BIAS_SETTINGS = {"llama": ("attention_bias", "mlp_bias"), "mistral": ()}
 
 
 class PackedModules:
@@ -36,7 +38,15 @@ class PackedModules:
         module, _, suffix = name.rpartition(".")
         if suffix == _PACKED:
             return f"{module}.weight"
+        if suffix == "bias" and module in self._names and self._is_superfluous(name):
+            return None
         return None if suffix in _SUFFIXES and module in self._names else name
+
+    def _is_superfluous(self, bias: str) -> bool:
+        """Whether a bias is all zeros in an architecture that has none."""
+        settings = _BIAS_SETTINGS.get(str(self.reader.config.get("model_type")))
+        has_none = settings is not None and not any(self.reader.config.get(name) for name in settings)
+        return has_none and not bool(self.reader.tensor(bias).any())
 
     def read(self, module: str) -> tuple[Tensor, Tensor, Tensor]:
         """(qweight, qzeros, scales). Raises Refused where one is missing or of another type."""

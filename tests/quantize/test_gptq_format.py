@@ -115,6 +115,19 @@ def test_an_older_checkpoint_says_what_it_is_in_a_file_of_its_own(
     assert_same(path, weights, strict=True)
 
 
+def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(
+    packed: ModuleType, model: Path, tmp_path: Path
+) -> None:
+    path = packed.write_packed(
+        tmp_path / "gptq", model, packed.rounded_weights(model, symmetric=True), "gptq"
+    )
+    bias = f"{QUERY}.bias"
+    packed.change_tensors(path, lambda tensors: tensors.update({bias: torch.zeros(64)}))
+    assert bias not in open_weights(path)
+    packed.change_tensors(path, lambda tensors: tensors.update({bias: torch.ones(64)}))
+    assert bias in open_weights(path)  # not to be lost: whoever has no place for it says so
+
+
 def test_act_order_without_static_groups_is_put_back_in_order(
     packed: ModuleType, model: Path, tmp_path: Path
 ) -> None:
