@@ -11,7 +11,7 @@ TYPES := build/types/bitsmith
 # Byte code is written by the first run, for the modules that are used: pip would compile every file of every package.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo gpu-check test lint types clean
+.PHONY: install demo gpu-check test asan lint types clean
 
 install: $(INSTALLED)
 
@@ -31,6 +31,14 @@ gpu-check: install
 # Two processes, each file's tests in one of them; threads that wait must not take the other's core.
 test: lint types
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile
+
+# Operators built with sanitizers, under the tests of operators. Python itself is built without, so their
+# runtime comes first in the process (beside the C++ library, whose exceptions it must find); Python's own
+# memory at exit is no leak of ours.
+asan: install
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_WAIT_POLICY=passive \
+	$(BIN)/python -m pytest -q --sanitize tests/ops
 
 lint: install
 	$(BIN)/ruff check .

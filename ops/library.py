@@ -36,6 +36,13 @@ COMPILE_FLAGS = (
     "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip
 
+# Added to the others: a build that stops at the first access outside an object, or at undefined behaviour.
+# -O1: optimised as far as that leaves a line to blame. vptr: would need type information of torch's classes.
+SANITIZER_FLAGS = (
+    "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-sanitize=vptr",
+    "-fno-omit-frame-pointer", "-g", "-O1",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorsInfo:
@@ -66,11 +73,11 @@ def find_compiler() -> str:
     )
 
 
-def build_operators(reporter: Reporter) -> Path:
-    """Path of the operator library for this machine, built if the cache has none."""
+def build_operators(reporter: Reporter, flags: tuple[str, ...] = COMPILE_FLAGS) -> Path:
+    """Path of the operator library for this machine, built with these flags if the cache has none."""
     compiler = find_compiler()
-    isa = enabled_isa(compiler, COMPILE_FLAGS)
-    info = OperatorsInfo(isa, COMPILE_FLAGS, _compiler_version(compiler), torch.__version__)
+    isa = enabled_isa(compiler, flags)
+    info = OperatorsInfo(isa, flags, _compiler_version(compiler), torch.__version__)
     directory = cache_dir() / "operators" / _build_key(info)[:16]
     library = directory / LIBRARY_NAME
     directory.mkdir(parents=True, exist_ok=True)
@@ -146,7 +153,7 @@ def _build(compiler: str, info: OperatorsInfo, library: Path) -> None:
     partial = library.parent / "build.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    flags = [*COMPILE_FLAGS, *_include_flags()]
+    flags = [*info.flags, *_include_flags()]
     sources = [path for path in _sources() if path.suffix == ".cpp"]
     objects = [partial / f"{path.stem}.o" for path in sources]
     try:
@@ -155,8 +162,8 @@ def _build(compiler: str, info: OperatorsInfo, library: Path) -> None:
         libraries = Path(torch.__file__).parent / "lib"
         linked = partial / LIBRARY_NAME
         # torch's own OpenMP runtime has the soname libgomp.so.1, so -fopenmp adds no second one at run time.
-        link = [compiler, "-shared", "-fopenmp", *map(str, objects), f"-L{libraries}", "-lc10", "-ltorch_cpu"]
-        _run_all([[*link, "-o", str(linked)]])
+        link = [compiler, "-shared", *info.flags, *map(str, objects), f"-L{libraries}"]
+        _run_all([[*link, "-lc10", "-ltorch_cpu", "-o", str(linked)]])
         record = partial / INFO_NAME
         record.write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n", encoding="utf-8")
         record.replace(library.with_name(INFO_NAME))

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from bitsmith.compile.engine import Engine, leave_threads_to_operators
@@ -9,7 +10,7 @@ from bitsmith.compile.step_work import step_work
 from bitsmith.compile.weight_files import stored_bytes
 from bitsmith.core.errors import Refused
 from bitsmith.core.progress import Reporter
-from bitsmith.ops.ceilings import machine_ceilings
+from bitsmith.ops.ceilings import Ceilings, machine_ceilings
 from bitsmith.pipeline.command_result import CommandResult
 from bitsmith.pipeline.phase_profile import PhaseProfile, profile_phase
 from bitsmith.pipeline.profile_measurement import measure_phases
@@ -44,21 +45,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
     _check_file("--out", args.out, (".json",))
     _check_file("--trace", args.trace, (".json", ".json.gz"))
+    if args.out is not None and args.out == args.trace:
+        raise Refused(f"--out and --trace both name {args.out}; give each a file of its own.")
     workload = Workload(args.prompt_tokens, args.new_tokens, args.batch_size)
     engine = Engine.load(args.engine, trust=args.trust_engine, num_threads=args.num_threads)
     check_workload(workload, engine.limits)
     leave_threads_to_operators()
     ceilings = machine_ceilings(refresh=args.refresh_ceilings)
-    profiles = _profile(args.engine, engine, workload, args.trace)
-    reporter.say(f"engine   {args.engine}: {engine.arithmetic}")
-    reporter.say(f"machine  {ceilings.describe()}")
-    for line in profile_lines(profiles):
-        reporter.say(line)
-    if parts := above_ceiling(profiles):
-        reporter.warn(
-            f"above the ceilings: {', '.join(parts)}. What they read may fit in the processor's caches; "
-            "or something disturbed a measurement: --refresh-ceilings measures the ceilings again."
-        )
+    phases = plan_phases(workload, engine.max_num_tokens, engine.vocab_size)
+    engine.allocate_kv_cache(workload.batch_size * workload.num_blocks_each)
+    sizes = stored_bytes(args.engine)
+    profiles = [
+        profile_phase(phase, [step_work(engine.plan, sizes, step) for step in phase.steps], times, ceilings)
+        for phase, times in zip(phases, measure_phases(engine, phases, args.trace), strict=True)
+    ]
+    _say(profiles, args.engine, engine, ceilings, reporter)
     named = {"path": str(args.engine), "arithmetic": engine.arithmetic}
     document = profile_document(named, workload, ceilings, profiles)
     if args.out is not None:
@@ -78,13 +79,15 @@ def _check_file(option: str, path: Path | None, suffixes: tuple[str, ...]) -> No
         raise Refused(f"{option} {path}: it must name a file in a directory that exists.")
 
 
-def _profile(path: Path, engine: Engine, workload: Workload, trace: Path | None) -> list[PhaseProfile]:
-    phases = plan_phases(workload, engine.max_num_tokens, engine.vocab_size)
-    engine.allocate_kv_cache(workload.batch_size * workload.num_blocks_each)
-    sizes = stored_bytes(path)
-    measured = measure_phases(engine, phases, trace)
-    ceilings = machine_ceilings()
-    return [
-        profile_phase(phase, [step_work(engine.plan, sizes, step) for step in phase.steps], times, ceilings)
-        for phase, times in zip(phases, measured, strict=True)
-    ]
+def _say(
+    profiles: Sequence[PhaseProfile], path: Path, engine: Engine, ceilings: Ceilings, reporter: Reporter
+) -> None:
+    reporter.say(f"engine   {path}: {engine.arithmetic}")
+    reporter.say(f"machine  {ceilings.describe()}")
+    for line in profile_lines(profiles):
+        reporter.say(line)
+    if parts := above_ceiling(profiles):
+        reporter.warn(
+            f"above the ceilings: {', '.join(parts)}. What they read may fit in the processor's caches; "
+            "or something disturbed a measurement: --refresh-ceilings measures the ceilings again."
+        )

@@ -8,14 +8,20 @@ import pytest
 import torch
 
 from bitsmith.core.progress import Reporter
-from bitsmith.ops.library import build_operators, load_operators
+from bitsmith.ops.library import COMPILE_FLAGS, SANITIZER_FLAGS, build_operators, load_operators
 
 FORMS = ("portable", "avx2")
 
 
 @pytest.fixture(scope="session")
-def library() -> Path:
-    path = build_operators(Reporter(quiet=True))
+def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Of the compiler, for the library that is tested."""
+    return (*COMPILE_FLAGS, *SANITIZER_FLAGS) if request.config.getoption("--sanitize") else COMPILE_FLAGS
+
+
+@pytest.fixture(scope="session")
+def library(flags: tuple[str, ...]) -> Path:
+    path = build_operators(Reporter(quiet=True), flags)
     load_operators(path)
     return path
 

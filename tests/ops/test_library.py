@@ -15,9 +15,9 @@ from bitsmith.ops.library import build_operators, check_isa, load_operators, ope
 REPORTER = Reporter(quiet=True)
 
 
-def test_a_built_library_is_found_again(library: Path) -> None:
+def test_a_built_library_is_found_again(library: Path, flags: tuple[str, ...]) -> None:
     before = library.stat().st_mtime_ns
-    assert build_operators(REPORTER) == library
+    assert build_operators(REPORTER, flags) == library
     assert library.stat().st_mtime_ns == before
     assert not (library.parent / "build.partial").exists()
 

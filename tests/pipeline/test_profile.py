@@ -226,6 +226,7 @@ def test_ceilings_are_measured_again_only_when_asked(
         (["--prompt-tokens", "128", "--new-tokens", "1"], "max_model_len is 128"),
         (["--num-threads", "0"], "num_threads is 0"),
         (["--out", "missing/profile.json"], "directory that exists"),
+        (["--out", "one.json", "--trace", "one.json"], "a file of its own"),
         (["--trace", "trace.txt"], ".json or .json.gz"),
     ],
 )
