@@ -1,7 +1,8 @@
 """Values of one rank file: finite numbers, and scales in the range and the convention that the loader wants.
 
 All scales multiply: real = stored * scale. The limits are chosen so that a reciprocal falls outside them
-while any weights or activations a model can have stay inside.
+while any weights or activations a model can have stay inside. They hold for a tensor's median: smoothing and
+AWQ move the size of single input channels into single weights, whose scales may be large.
 """
 
 from collections.abc import Iterator
@@ -70,15 +71,25 @@ def _check_scale(suffix: str, scale: Tensor, where: str) -> Iterator[Finding]:
     elif bool((scale == 0).any()):
         text = f"has a scale of zero, which makes those {what} zero; calibrate again or write a small scale."
         yield refuse("scale-zero", where, text)
-    elif float(scale.max()) > limit:
+    elif float(scale.median()) > limit:
         text = (
-            f"is {float(scale.max()):.4g}, more than any {what} need; it looks like a reciprocal, and "
+            f"is {float(scale.median()):.4g}, more than any {what} need; it looks like a reciprocal, and "
             "TensorRT-LLM wants real / stored: write 1 / scale."
         )
         yield refuse("scale-range", where, text)
+    elif float(scale.max()) > limit:
+        yield warn("scale-large", where, large_scale(scale, what))
     elif float(scale.min()) < 1e-12:
         text = f"is {float(scale.min()):.3g}, too small for any {what}; calibrate again."
         yield refuse("scale-tiny", where, text)
+
+
+def large_scale(scale: Tensor, what: str) -> str:
+    """What to say of a tensor in which some scales are large, and most are not."""
+    return (
+        f"reaches {float(scale.max()):.4g}, its median being {float(scale.median()):.4g}: a few {what} are "
+        "very large, as scales folded into weights make them; compare with --source if nothing was folded."
+    )
 
 
 def _check_pre_quant(scale: Tensor, where: str) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from bitsmith.compile.tensorrt_check_values import large_scale
 from bitsmith.compile.tensorrt_finding import Finding, refuse, warn
 from bitsmith.compile.tensorrt_quantization import FP8, W4A8_AWQ
 from bitsmith.core.checkpoint import CheckpointReader
@@ -53,9 +54,11 @@ def _check_scale(name: str, suffix: str, scale: torch.Tensor, limit: float) -> I
         yield refuse("scale-zero", name, "is zero; calibrate again.")
     elif not bool(scale.any()):
         yield refuse("scale-zero", name, "is all zero; quantize again.")
-    elif float(scale.max()) > limit:
-        text = f"is {float(scale.max()):.4g}; a reciprocal of real / stored? write 1 / scale."
+    elif float(scale.median()) > limit:
+        text = f"is {float(scale.median()):.4g}; a reciprocal of real / stored? write 1 / scale."
         yield refuse("scale-range", name, text)
+    elif float(scale.max()) > limit:
+        yield warn("scale-large", name, large_scale(scale, "weights"))
 
 
 def _check_shared(reader: CheckpointReader, suffixes: tuple[str, ...]) -> Iterator[Finding]:

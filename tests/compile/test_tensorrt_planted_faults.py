@@ -273,6 +273,18 @@ def test_engine_fault_is_found(golden: str, plant: Plant, code: str, tmp_path: P
     )
 
 
+def test_a_few_large_scales_are_no_reciprocal(tmp_path: Path) -> None:
+    """Scales that AWQ folds into weights can make single groups of them very large."""
+
+    def enlarge_one(scale: Tensor) -> Tensor:
+        scale.view(-1)[0] = 9.0
+        return scale
+
+    plant = scaled(f"{P}mlp.fc.weights_scaling_factor", enlarge_one)
+    report = check_engine_checkpoint(copy_with_fault(AWQ, plant, tmp_path / "folded"), parse_release("1.2.1"))
+    assert report.is_accepted and "scale-large" in report.codes()
+
+
 @pytest.mark.parametrize("damage", ["missing", "truncated", "not safetensors"])
 def test_damaged_rank_file_is_found(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "faulty"
