@@ -45,7 +45,9 @@ class TransformersLogitsModel:
     """LogitsModel over transformers: one request at a time, so that no padding enters."""
 
     def __init__(self, path: Path) -> None:
-        self.model = load_reference(open_weights(path))
+        source = open_weights(path)
+        self.notes = source.notes
+        self.model = load_reference(source)
 
     @property
     def name(self) -> str:

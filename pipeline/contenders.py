@@ -55,7 +55,8 @@ def open_contender(source: ContenderSource, *, generates: bool, trust_engine: bo
     if not is_engine(path):
         reference = TransformersLogitsModel(path)
         reference_generator = TransformersGenerator(reference, tokenizer) if generates else None
-        return Contender(reference, digest, tokenizer, reference_generator, title=source.title)
+        notes = {"notes": " ".join(reference.notes)} if reference.notes else {}
+        return Contender(reference, digest, tokenizer, reference_generator, notes, source.title)
     engine = Engine.load(path, trust=trust_engine)
     generator = EngineGenerator(engine, tokenizer, engine.tokenizer_path) if generates else None
     facts = {"arithmetic": engine.arithmetic}

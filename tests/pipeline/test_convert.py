@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from bitsmith.core.progress import Reporter
 from bitsmith.core.recipe import load_recipe
+from bitsmith.pipeline.contenders import find_contender, open_contender
 from bitsmith.pipeline.main import main
 from bitsmith.quantize import conversion, job
 
@@ -37,6 +39,19 @@ def test_quantized_as_awq_converted_and_not_done_twice(
     assert document(capsys, convert)["content_digest"] == first["content_digest"]
     assert json.loads((tmp_path / "gptq" / "manifest.json").read_text())["made_at"] == made_at
     assert main(["inspect", gptq, "--verify"]) == 0
+
+
+def test_an_evaluation_says_that_a_label_was_wrong(tiny_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "gptq"
+    scheme = ["--scheme", "w4a16-rtn", "--group-size", "32"]
+    assert main(["quantize", str(tiny_model), *scheme, "--format", "gptq", "--out", str(out)]) == 0
+    (out / "manifest.json").unlink()
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["checkpoint_format"] = "gptq_v2"
+    (out / "config.json").write_text(json.dumps(config))
+    source = find_contender(str(out), Reporter(quiet=True), accept_terms=False)
+    contender = open_contender(source, generates=False, trust_engine=False)
+    assert "is labelled 'gptq_v2', but its values are those of 'gptq'" in contender.facts["notes"]
 
 
 def test_a_checkpoint_that_has_no_other_format_is_refused(
