@@ -7,6 +7,7 @@ instructions that its kernels use. Not known here: engines.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -25,9 +26,11 @@ from bitsmith.ops.isa import cpu_model
 from bitsmith.ops.library import loaded_digest
 
 _CACHE_NAME = "ceilings.json"
-_READ_BYTES = 256 << 20  # well beyond the last cache
-_NUM_STEPS = 100_000  # of arithmetic in one run: some ten milliseconds
-_SECONDS_EACH = 0.4
+_READ_BYTES = 256 << 20  # well beyond the last cache, so that a part is cold again when its turn comes
+# One run takes about a millisecond: beside busy neighbours some runs still go undisturbed.
+_PART_BYTES = 16 << 20
+_NUM_STEPS = 100_000
+_SECONDS_EACH = 1.0
 _MIN_RUNS = 5
 
 
@@ -55,7 +58,7 @@ class Ceilings:
 
 
 def machine_ceilings(*, refresh: bool = False) -> Ceilings:
-    """The ceilings of the threads that the operators now use; measured, about two seconds, if not known yet.
+    """The ceilings of the threads that the operators now use; measured, about four seconds, if not known yet.
 
     Comes after `load_operators`. refresh: measure again and keep that.
     """
@@ -76,9 +79,12 @@ def measure_ceilings() -> Ceilings:
     data = allocate_in_huge_pages(_READ_BYTES)
     data.fill_(1)  # zeros may all be one page of memory
 
+    parts = itertools.cycle(data.split(_PART_BYTES))
+
     def read() -> int:
-        operators.ceiling_read(data)
-        return _READ_BYTES
+        part = next(parts)
+        operators.ceiling_read(part)
+        return part.numel()
 
     return Ceilings(
         processor=cpu_model(),
