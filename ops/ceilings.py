@@ -78,8 +78,8 @@ def measure_ceilings() -> Ceilings:
     operators: Any = torch.ops.bitsmith
     data = allocate_in_huge_pages(_READ_BYTES)
     data.fill_(1)  # zeros may all be one page of memory
-
-    parts = itertools.cycle(data.split(_PART_BYTES))
+    starts = range(0, _READ_BYTES, _PART_BYTES)
+    parts = itertools.cycle([data[start : start + _PART_BYTES] for start in starts])
 
     def read() -> int:
         part = next(parts)
