@@ -23,6 +23,7 @@ from bitsmith.core.model_ref import ModelSource, source_digest
 from bitsmith.core.versions import result_versions
 from bitsmith.quantize.checkpoint_output import MAX_SHARD_BYTES, copy_side_files, write_settings
 from bitsmith.quantize.packed_format import FormatName, GridSettings, check_modules_fit, packed_format
+from bitsmith.quantize.reordered_weight import ReorderedWeight
 from bitsmith.quantize.reread import reread_in_fresh_process
 from bitsmith.quantize.weight import QuantizedWeight, tensor_sha256
 from bitsmith.quantize.weight_source import WeightSource
@@ -166,11 +167,15 @@ def _survey(source: WeightSource, target: FormatName) -> _Survey:
 
 def _integers(source: WeightSource, module: str) -> QuantizedWeight:
     weight = source.linear(module)
-    if not isinstance(weight, QuantizedWeight):
-        kind = type(weight).__name__
+    if isinstance(weight, ReorderedWeight):
         raise Refused(
-            f"{source.path}: {module} is a {kind}, not integers with a scale for each run of columns; it has "
-            "no other format here."
+            f"{source.path}: {module} has groups of columns that are not neighbours (g_idx of act-order "
+            "without static groups), which no other format holds. Quantize the model again with static groups."
+        )
+    if not isinstance(weight, QuantizedWeight):
+        raise Refused(
+            f"{source.path}: {module} is not plain integers: it is FP8, or its inputs are scaled or "
+            "quantized too. It has no other format here."
         )
     return weight
 

@@ -134,7 +134,7 @@ def test_what_a_format_has_no_place_for_is_refused(packed: ModuleType, model: Pa
         convert(path, "gptq_v2", path)
     packed.change_settings(path, lambda settings: settings.update(desc_act=True))
     packed.change_tensors(path, lambda t: t[f"{QUERY}.g_idx"].copy_(t[f"{QUERY}.g_idx"].flip(0)))
-    with pytest.raises(Refused, match=f"{QUERY} is a ReorderedWeight"):
+    with pytest.raises(Refused, match=f"{QUERY} has groups of columns that are not neighbours"):
         convert(path, "compressed-tensors", tmp_path / "out")
 
 
