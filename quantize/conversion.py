@@ -170,7 +170,7 @@ def _integers(source: WeightSource, module: str) -> QuantizedWeight:
     if isinstance(weight, ReorderedWeight):
         raise Refused(
             f"{source.path}: {module} has groups of columns that are not neighbours (g_idx of act-order "
-            "without static groups), which no other format holds. Quantize the model again with static groups."
+            "without static groups), which no other format holds. Quantize it again with static groups."
         )
     if not isinstance(weight, QuantizedWeight):
         raise Refused(
