@@ -13,8 +13,8 @@ from bitsmith.core.checkpoint_writer import CheckpointWriter
 from bitsmith.core.manifest import MANIFEST_NAME
 from bitsmith.core.model_files import resolve_inside
 from bitsmith.core.model_ref import CONVERSION_NAME
-from bitsmith.quantize.compressed_float import fp8_input_args, fp8_weight_args
-from bitsmith.quantize.compressed_int import int8_input_args, int8_weight_args
+from bitsmith.quantize.compressed_float import FLOAT_QUANTIZED, fp8_weight_args
+from bitsmith.quantize.compressed_int import INT_QUANTIZED, int8_weight_args
 from bitsmith.quantize.compressed_tensors import (
     PACKED_SUFFIXES,
     is_packed,
@@ -69,29 +69,29 @@ def write_config(config: Mapping[str, Any], target: Path, plan: QuantizePlan) ->
     scheme = plan.scheme
     body = dict(config)
     if scheme.method is not None or scheme.kv_cache != "none":
-        group_size = scheme.group_size if isinstance(scheme.group_size, int) else None
         weights = inputs = None
         if scheme.activation_scale is not None and scheme.method == "smoothquant":
-            weights, inputs = int8_weight_args(), int8_input_args(scheme.activation_scale)
+            weights, inputs = int8_weight_args(), INT_QUANTIZED.input_args(scheme.activation_scale)
         elif scheme.activation_scale is not None:
             weights = fp8_weight_args(scheme.activation_scale)
-            inputs = fp8_input_args(scheme.activation_scale)
+            inputs = FLOAT_QUANTIZED.input_args(scheme.activation_scale)
         elif scheme.method is not None:
-            weights = weight_args(scheme.num_bits, group_size, scheme.symmetric, scheme.act_order is True)
+            grid = grid_settings(scheme)
+            weights = weight_args(grid.num_bits, grid.group_size, grid.symmetric, grid.act_order)
         # The head is a linear module by class; it must be named even where it is tied and not stored.
         body["quantization_config"] = quantization_config(weights, ["lm_head"], scheme.kv_cache, inputs)
-    _write_json(body, target / "config.json")
+    write_json(body, target / "config.json")
 
 
 def write_settings(config: Mapping[str, Any], target: Path, form: PackedFormat, grid: GridSettings) -> None:
     """config.json of a checkpoint whose weights are integers, and the file that repeats its settings."""
     settings = form.settings(grid)
-    _write_json({**config, "quantization_config": settings}, target / "config.json")
+    write_json({**config, "quantization_config": settings}, target / "config.json")
     if form.settings_file is not None:
-        _write_json(settings, target / form.settings_file)
+        write_json(settings, target / form.settings_file)
 
 
-def _write_json(body: Mapping[str, Any], path: Path) -> None:
+def write_json(body: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
 
 

@@ -3,7 +3,7 @@
 Names and layout are those that compressed-tensors 0.20 reads and writes. Not known here: files.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from bitsmith.core.errors import Refused
 from bitsmith.core.scheme import ActivationScale
+from bitsmith.quantize.compressed_inputs import InputFormat, load_input_scale
 from bitsmith.quantize.fp8_weight import Fp8Weight
 
-FLOAT_FORMAT = "float-quantized"
+FLOAT_QUANTIZED = InputFormat("float-quantized", "float", "FP8")
 FLOAT_SUFFIXES = ("weight_scale", "input_scale")
 
 
@@ -38,12 +39,7 @@ def load_fp8(module_name: str, read: Callable[[str], Tensor], activations: Activ
             f"{list(values.shape)}; FP8 weights with a scale per tensor or per channel can be read."
         )
     scale = scale.reshape(1) if scale.numel() == 1 else scale.reshape(-1, 1)
-    input_scale = None
-    if activations == "tensor":
-        stored = read(f"{module_name}.input_scale").float()
-        if stored.numel() != 1 or not 0.0 < float(stored) < float("inf"):
-            raise Refused(f"{module_name}: input_scale is {stored.tolist()}; it must be one positive number.")
-        input_scale = float(stored)
+    input_scale = load_input_scale(module_name, read, activations)
     if not bool(torch.isfinite(scale).all()) or not bool(torch.isfinite(values.float()).all()):
         raise Refused(f"{module_name}: the FP8 weight or its scale is not finite; the checkpoint is damaged.")
     return Fp8Weight(values, scale, input_scale)
@@ -51,60 +47,4 @@ def load_fp8(module_name: str, read: Callable[[str], Tensor], activations: Activ
 
 def fp8_weight_args(activations: ActivationScale) -> dict[str, Any]:
     """The `weights` entry of a config group: per tensor beside static inputs, else per channel."""
-    return _args("tensor" if activations == "tensor" else "channel", dynamic=False)
-
-
-def fp8_input_args(activations: ActivationScale) -> dict[str, Any]:
-    """The `input_activations` entry of a config group."""
-    return _args(activations, dynamic=activations == "token")
-
-
-def _args(strategy: str, *, dynamic: bool) -> dict[str, Any]:
-    return {
-        "num_bits": 8,
-        "type": "float",
-        "symmetric": True,
-        "strategy": strategy,
-        "dynamic": dynamic,
-        "group_size": None,
-        "actorder": None,
-        "observer": None if dynamic else "minmax",
-        "observer_kwargs": {},
-        "block_structure": None,
-    }
-
-
-def declared_fp8(config: Mapping[str, Any]) -> ActivationScale | None:
-    """How a checkpoint's FP8 modules round their inputs; None where it declares no FP8 weights.
-
-    Raises Refused for a kind that is not known, or for several kinds.
-    """
-    quantization = config.get("quantization_config") or {}
-    groups = (quantization.get("config_groups") or {}).items()
-    kinds = {
-        _group_activations(name, group)
-        for name, group in groups
-        if (group.get("format") or quantization.get("format")) == FLOAT_FORMAT
-    }
-    if len(kinds) > 1:
-        raise Refused(
-            "The checkpoint has FP8 modules with static and with dynamic inputs; one kind can be read."
-        )
-    return next(iter(kinds), None)
-
-
-def _group_activations(name: str, group: Mapping[str, Any]) -> ActivationScale:
-    weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
-    kinds: dict[tuple[Any, bool], ActivationScale] = {("tensor", False): "tensor", ("token", True): "token"}
-    activations = kinds.get((inputs.get("strategy"), bool(inputs.get("dynamic"))))
-    is_fp8 = all((args.get("type"), args.get("num_bits")) == ("float", 8) for args in (weights, inputs))
-    if not is_fp8 or weights.get("strategy") not in ("tensor", "channel") or activations is None:
-        raise Refused(
-            f"Config group {name} has {weights.get('type')} weights of {weights.get('num_bits')} bits per "
-            f"{weights.get('strategy')} and {'dynamic' if inputs.get('dynamic') else 'static'} inputs per "
-            f"{inputs.get('strategy')}; of {FLOAT_FORMAT!r}, FP8 weights per tensor or channel with static "
-            "inputs per tensor or dynamic ones per token can be read."
-        )
-    if group.get("output_activations"):
-        raise Refused(f"Config group {name} quantizes outputs; quantized weights and inputs can be read.")
-    return activations
+    return FLOAT_QUANTIZED.args("tensor" if activations == "tensor" else "channel", dynamic=False)

@@ -2,8 +2,8 @@
 
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.scheme import ActivationScale, KVCacheScheme
-from bitsmith.quantize.compressed_float import declared_fp8, load_fp8
-from bitsmith.quantize.compressed_int import declared_int8, load_int8
+from bitsmith.quantize.compressed_float import FLOAT_QUANTIZED, load_fp8
+from bitsmith.quantize.compressed_int import INT_QUANTIZED, load_int8
 from bitsmith.quantize.compressed_tensors import (
     declared_bits,
     declared_kv_cache,
@@ -25,8 +25,8 @@ class CompressedTensorsFormat:
     def __init__(self, reader: CheckpointReader) -> None:
         self._reader = reader
         self._bits = declared_bits(reader.config)
-        self.fp8_activations: ActivationScale | None = declared_fp8(reader.config)
-        self.int8_activations: ActivationScale | None = declared_int8(reader.config)
+        self.fp8_activations: ActivationScale | None = FLOAT_QUANTIZED.declared(reader.config)
+        self.int8_activations: ActivationScale | None = INT_QUANTIZED.declared(reader.config)
         self.kv_cache_type: KVCacheScheme = declared_kv_cache(reader.config)
 
     @property

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from bitsmith.core.errors import Refused
 from bitsmith.core.scheme import KVCacheScheme
-from bitsmith.quantize.compressed_float import FLOAT_FORMAT, FLOAT_SUFFIXES, declared_fp8, store_fp8
-from bitsmith.quantize.compressed_int import INT_FORMAT, declared_int8, store_int8
+from bitsmith.quantize.compressed_float import FLOAT_QUANTIZED, FLOAT_SUFFIXES, store_fp8
+from bitsmith.quantize.compressed_inputs import eight_bit_args
+from bitsmith.quantize.compressed_int import INT_QUANTIZED, store_int8
 from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.kv_scales import ScaledKVCache
@@ -126,7 +127,7 @@ def quantization_config(
     """`quantization_config` for config.json. weights None: the weights stay dense. inputs: theirs."""
     form = PACKED_FORMAT
     if inputs is not None:
-        form = FLOAT_FORMAT if inputs["type"] == "float" else INT_FORMAT
+        form = (FLOAT_QUANTIZED if inputs["type"] == "float" else INT_QUANTIZED).format
     group = {
         "targets": ["Linear"],
         "weights": weights,
@@ -139,24 +140,13 @@ def quantization_config(
         "quantization_status": "frozen" if weights is None else "compressed",
         "config_groups": {} if weights is None else {"group_0": group | {"format": form}},
         "ignore": list(ignore),
-        "kv_cache_scheme": None if kv_cache == "none" else _kv_cache_args(_KV_TYPES[kv_cache]),
+        "kv_cache_scheme": _kv_cache_args(kv_cache),
         "global_compression_ratio": None,
     }
 
 
-def _kv_cache_args(number_type: str) -> dict[str, Any]:
-    return {
-        "num_bits": 8,
-        "type": number_type,
-        "symmetric": True,
-        "strategy": "tensor",
-        "dynamic": False,
-        "group_size": None,
-        "actorder": None,
-        "observer": "minmax",
-        "observer_kwargs": {},
-        "block_structure": None,
-    }
+def _kv_cache_args(kv_cache: KVCacheScheme) -> dict[str, Any] | None:
+    return None if kv_cache == "none" else eight_bit_args(_KV_TYPES[kv_cache], "tensor", dynamic=False)
 
 
 def declared_bits(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -173,12 +163,11 @@ def declared_bits(config: Mapping[str, Any]) -> tuple[int, ...]:
             f"The checkpoint is quantized with {method!r}; compressed-tensors, gptq, awq and modelopt can be "
             "read."
         )
-    declared_fp8(config)
-    declared_int8(config)
+    others = (FLOAT_QUANTIZED.format, INT_QUANTIZED.format)
     packed = {
         name: group
         for name, group in (quantization.get("config_groups") or {}).items()
-        if (group.get("format") or quantization.get("format")) not in (FLOAT_FORMAT, INT_FORMAT)
+        if (group.get("format") or quantization.get("format")) not in others
     }
     return tuple(dict.fromkeys(_group_bits(name, group, quantization) for name, group in packed.items()))
 
@@ -189,7 +178,7 @@ def _group_bits(name: str, group: Mapping[str, Any], quantization: Mapping[str, 
     if format_name != PACKED_FORMAT:
         raise Refused(
             f"Config group {name} has format {format_name!r}; "
-            f"{PACKED_FORMAT!r}, {INT_FORMAT!r} and {FLOAT_FORMAT!r} can be read."
+            f"{PACKED_FORMAT!r}, {INT_QUANTIZED.format!r} and {FLOAT_QUANTIZED.format!r} can be read."
         )
     if group.get("input_activations") or group.get("output_activations"):
         raise Refused(f"Config group {name} quantizes activations; only quantized weights can be read.")
