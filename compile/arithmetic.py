@@ -81,13 +81,11 @@ def resolve_kv_cache(
     declared: KVCacheType = "bf16" if source.kv_cache_type == "none" else source.kv_cache_type
     kv_cache = declared if requested == "auto" else requested
     ones = ((1.0, 1.0),) * config.num_layers
-    if kv_cache not in KV_GRID_END:
-        if kv_scale == "ones":
-            raise Refused(f"--kv-scale ones applies to an fp8 or int8 KV cache; this one is {kv_cache}.")
-        return KVCacheChoice(kv_cache, ones, are_calibrated=False)
-    if kv_scale == "ones":
-        return KVCacheChoice(kv_cache, ones, are_calibrated=False)
-    return KVCacheChoice(kv_cache, calibrated_scales(source, config, kv_cache), are_calibrated=True)
+    if kv_cache in KV_GRID_END and kv_scale == "calibrated":
+        return KVCacheChoice(kv_cache, calibrated_scales(source, config, kv_cache), are_calibrated=True)
+    if kv_cache not in KV_GRID_END and kv_scale == "ones":
+        raise Refused(f"--kv-scale ones applies to an fp8 or int8 KV cache; this one is {kv_cache}.")
+    return KVCacheChoice(kv_cache, ones, are_calibrated=False)
 
 
 def calibrated_scales(

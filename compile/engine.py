@@ -40,7 +40,6 @@ class Engine:
     limits: EngineLimits
     arithmetic: str
     tokenizer_path: Path
-    weight_bytes_per_token: int
     weights: Mapping[str, Tensor]
     runner: StepRunner
     manifest: Manifest | None = None
@@ -76,16 +75,11 @@ class Engine:
         tensors = read_weights(path)
         decoder = Decoder(plan, tensors).eval()
         runner = EagerRunner(decoder) if enforce_eager else CompiledRunner(path / PACKAGE_NAME, decoder)
-        # A step reads all weights once; of an embedding table that is not the head too, only a row a token.
-        weight_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        if not plan.shares_embedding:
-            weight_bytes -= tensors["embedding"].nbytes
         return cls(
             plan=plan,
             limits=EngineLimits(**facts["limits"]),
             arithmetic=facts["arithmetic"],
             tokenizer_path=path / TOKENIZER_DIR,
-            weight_bytes_per_token=weight_bytes,
             weights=tensors,
             runner=runner,
         )
@@ -105,6 +99,12 @@ class Engine:
     @property
     def max_batch_size(self) -> int:
         return self.limits.max_batch_size
+
+    @property
+    def weight_bytes_per_token(self) -> int:
+        """A step reads all weights once; of an embedding table that is no head, only a row for each token."""
+        num_bytes = sum(tensor.nbytes for tensor in self.weights.values())
+        return num_bytes if self.plan.shares_embedding else num_bytes - self.weights["embedding"].nbytes
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -41,14 +41,7 @@ def compile_engine(job: CompileJob, plan: CompilePlan, reporter: Reporter) -> Ma
     library = build_operators(reporter)
     load_operators(library)
     apply_num_threads(job.num_threads)
-    spec = ArtifactSpec(
-        path=job.out,
-        kind="engine",
-        stage_key=plan.stage_key,
-        parents=plan.parents,
-        config=plan.config,
-        versions=plan.versions,
-    )
+    spec = ArtifactSpec.of(job.out, "engine", plan)
     with write_artifact(spec) as pending:
         _fill(job, plan, library, pending, reporter)
     manifest = read_finished(job.out, "engine")

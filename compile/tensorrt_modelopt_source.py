@@ -28,7 +28,7 @@ from bitsmith.compile.tensorrt_source_scheme import SourceScheme
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.errors import Refused
 from bitsmith.quantize.int4_rows import unpack_rows
-from bitsmith.quantize.modelopt_config import QUANT_CONFIG_NAME, modelopt_section
+from bitsmith.quantize.modelopt_config import QUANT_CONFIG_NAME, modelopt_kv_scales, modelopt_section
 
 READABLE_ALGOS = (None, FP8, FP8_ROWWISE, W4A16_AWQ, W4A8_AWQ, SQ_PER_CHANNEL, W8A16)
 
@@ -91,12 +91,7 @@ class ModelOptSource:
         return Int4Linear(unpack_rows(weight), scale, None, pre_quant, input_scale, scale_2)
 
     def kv_scales(self, layer: int) -> tuple[float, float] | None:
-        prefix = f"model.layers.{layer}.self_attn"
-        names = (f"{prefix}.k_proj.k_scale", f"{prefix}.v_proj.v_scale")
-        if any(name not in self.reader for name in names):
-            return None
-        key, value = (float(self.reader.tensor(name)) for name in names)
-        return key, value
+        return modelopt_kv_scales(self.reader, layer)
 
     def _optional(self, name: str) -> Tensor | None:
         return self.reader.tensor(name) if name in self.reader else None

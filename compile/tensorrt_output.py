@@ -33,7 +33,7 @@ _DEFAULT_MAX_BATCH = 2048  # trtllm-build's own
 
 def compile_tensorrt(job: TensorrtJob, plan: TensorrtPlan, reporter: Reporter) -> Manifest:
     """Write the artifact at `job.out`. Raises WorkFailed; a failed build leaves nothing at the path."""
-    spec = ArtifactSpec(job.out, "engine", plan.stage_key, plan.parents, plan.config, plan.versions)
+    spec = ArtifactSpec.of(job.out, "engine", plan)
     with write_artifact(spec) as pending:
         if isinstance(plan.work, EngineWork):
             _write_engine(job, plan, plan.work, pending, reporter)

@@ -98,11 +98,6 @@ def map_weights(directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def stored_bytes(directory: Path) -> dict[str, int]:
-    """Bytes of every tensor of the weight files, by name."""
-    return {name: tensor.nbytes for name, tensor in map_weights(directory).items()}
-
-
 def read_weights(directory: Path) -> dict[str, Tensor]:
     """Every tensor of the weight files, in private memory of huge pages where the system gives them.
 

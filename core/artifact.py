@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -39,6 +39,22 @@ class PendingArtifact:
     is_resumed: bool = False
 
 
+class StagePlan(Protocol):
+    """What every stage's plan says of the artifact that it will come to."""
+
+    @property
+    def stage_key(self) -> str: ...
+
+    @property
+    def parents(self) -> Mapping[str, str]: ...
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+    @property
+    def versions(self) -> Mapping[str, str]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ArtifactSpec:
     """What is to be made, known before work begins."""
@@ -49,6 +65,10 @@ class ArtifactSpec:
     parents: Mapping[str, str]
     config: Mapping[str, Any]
     versions: Mapping[str, str]
+
+    @classmethod
+    def of(cls, path: Path, kind: ArtifactKind, plan: StagePlan) -> "ArtifactSpec":
+        return cls(path, kind, plan.stage_key, plan.parents, plan.config, plan.versions)
 
 
 def partial_path(path: Path) -> Path:

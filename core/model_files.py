@@ -1,4 +1,4 @@
-"""Files of a model directory: found by name, and only inside it. Knows no format."""
+"""Files of a model directory: found by name, and only inside it."""
 
 from pathlib import Path, PurePosixPath
 
@@ -24,3 +24,8 @@ def resolve_inside(root: Path, name: str) -> Path:
             f"{root / pure} is a symbolic link out of its directory, to {target}. Copy the file instead."
         )
     return target
+
+
+def weight_bytes(directory: Path) -> int:
+    """Of the safetensors files."""
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))

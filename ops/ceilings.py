@@ -22,6 +22,7 @@ from filelock import FileLock
 from bitsmith.core.cache import cache_dir
 from bitsmith.core.digest import canonical_json, sha256_bytes
 from bitsmith.core.huge_pages import allocate_in_huge_pages
+from bitsmith.core.whole_file import whole_file
 from bitsmith.ops.isa import cpu_model
 from bitsmith.ops.library import loaded_digest
 
@@ -133,6 +134,5 @@ def _write_cache(key: str, ceilings: Ceilings) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         entries = _read_cache() | {key: dataclasses.asdict(ceilings)}
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        with whole_file(path) as partial:
+            partial.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")

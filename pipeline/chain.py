@@ -11,6 +11,7 @@ from bitsmith.compile.engine import Engine
 from bitsmith.compile.job import CompileJob, plan_compile
 from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import read_manifest
+from bitsmith.core.model_files import weight_bytes
 from bitsmith.core.model_ref import ModelSource, resolve_model
 from bitsmith.core.progress import Reporter
 from bitsmith.core.quality import QualityReport, Verdict
@@ -223,7 +224,7 @@ def _measure(plan: ChainPlan, report: QualityReport, key: str, reporter: Reporte
         report=str(plan.root / "report" / "report.html"),
         serve_command=f"bitsmith serve {plan.engine_job.out} --speculate {serve.speculate} "
         f"--host {serve.host} --port {serve.port}",
-        size_bytes=Pair(_weight_bytes(plan.source.path), _artifact_bytes(plan.engine_job.out)),
+        size_bytes=Pair(weight_bytes(plan.source.path), _artifact_bytes(plan.engine_job.out)),
         perplexity=Pair(metrics["baseline_perplexity"], metrics["perplexity"]),
         decode_tokens_per_s=Pair(speed["baseline"].tokens_per_s, speed["engine"].tokens_per_s),
         gigabytes_per_s=Pair(speed["baseline"].gigabytes_per_s, speed["engine"].gigabytes_per_s),
@@ -231,10 +232,6 @@ def _measure(plan: ChainPlan, report: QualityReport, key: str, reporter: Reporte
         engine=engine.arithmetic,
         served=served,
     )
-
-
-def _weight_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
 def _artifact_bytes(directory: Path) -> int:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bitsmith.compile.engine import Engine, leave_threads_to_operators
 from bitsmith.compile.step_work import step_work
-from bitsmith.compile.weight_files import stored_bytes
 from bitsmith.core.errors import Refused
 from bitsmith.core.progress import Reporter
+from bitsmith.core.whole_file import whole_file
 from bitsmith.ops.ceilings import Ceilings, machine_ceilings
 from bitsmith.pipeline.command_result import CommandResult
 from bitsmith.pipeline.phase_profile import PhaseProfile, profile_phase
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
     ceilings = machine_ceilings(refresh=args.refresh_ceilings)
     phases = plan_phases(workload, engine.max_num_tokens, engine.vocab_size)
     engine.allocate_kv_cache(workload.batch_size * workload.num_blocks_each)
-    sizes = stored_bytes(args.engine)
+    sizes = {name: tensor.nbytes for name, tensor in engine.weights.items()}
     profiles = [
         profile_phase(phase, [step_work(engine.plan, sizes, step) for step in phase.steps], times, ceilings)
         for phase, times in zip(phases, measure_phases(engine, phases, args.trace), strict=True)
@@ -63,9 +63,8 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
     named = {"path": str(args.engine), "arithmetic": engine.arithmetic}
     document = profile_document(named, workload, ceilings, profiles)
     if args.out is not None:
-        partial = args.out.with_name(f".partial-{args.out.name}")
-        partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        partial.replace(args.out)
+        with whole_file(args.out) as partial:
+            partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return CommandResult(document)
 
 

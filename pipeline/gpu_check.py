@@ -14,6 +14,7 @@ from typing import Any, Literal
 from bitsmith.core.digest import sha256_bytes
 from bitsmith.core.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WORK_FAILED, BitsmithError, Refused
 from bitsmith.core.progress import Reporter
+from bitsmith.core.whole_file import whole_file
 
 Status = Literal["passed", "failed", "not run"]
 TIME_LIMIT_S = 570.0  # under ten minutes, the report included
@@ -126,9 +127,8 @@ def _write(out: Path, machine: str, results: Sequence[StepResult]) -> None:
         (_STATE_NAME, json.dumps(body, indent=2)),
         ("gpu-check.md", "\n".join(head + rows)),
     ):
-        partial = out / f"{name}.partial"
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(out / name)
+        with whole_file(out / name) as partial:
+            partial.write_text(text + "\n", encoding="utf-8")
 
 
 def _cell(result: StepResult) -> str:

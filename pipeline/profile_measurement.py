@@ -19,6 +19,7 @@ from bitsmith.compile.batch import build_model_input
 from bitsmith.compile.engine import Engine
 from bitsmith.compile.step_work import OperatorCall
 from bitsmith.core.errors import WorkFailed
+from bitsmith.core.whole_file import whole_file
 from bitsmith.pipeline.profile_workload import Phase, Step
 
 _NUM_ROUNDS = 3
@@ -143,9 +144,8 @@ def _profile(
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         times = [run_phase(engine, phase, _profiler_span) for phase in phases]
     if trace is not None:
-        partial = trace.with_name(f".partial-{trace.name}")
-        profiler.export_chrome_trace(str(partial))
-        partial.replace(trace)
+        with whole_file(trace) as partial:
+            profiler.export_chrome_trace(str(partial))
     return times, tuple(
         TimedEvent(event.name, event.time_range.start, event.time_range.end) for event in profiler.events()
     )

@@ -22,6 +22,7 @@ from bitsmith.quantize.compressed_tensors import (
     unpack_weight,
     weight_args,
 )
+from bitsmith.quantize.gptq_layout import GPTQ_CONFIG_NAME
 from bitsmith.quantize.packed_format import GridSettings, PackedFormat, grid_settings, packed_format
 from bitsmith.quantize.plan import QuantizePlan
 from bitsmith.quantize.resume_state import ResumeState
@@ -40,7 +41,7 @@ _WEIGHT_SUFFIXES = (
     ".pkl",
 )
 # Written anew, or describing the source's own files.
-_REPLACED = ("config.json", "quantize_config.json", MANIFEST_NAME, CONVERSION_NAME)
+_REPLACED = ("config.json", GPTQ_CONFIG_NAME, MANIFEST_NAME, CONVERSION_NAME)
 
 
 def copy_side_files(source: Path, target: Path) -> list[str]:

@@ -26,7 +26,7 @@ from bitsmith.quantize.packed_format import FormatName, GridSettings, check_modu
 from bitsmith.quantize.reordered_weight import ReorderedWeight
 from bitsmith.quantize.reread import reread_in_fresh_process
 from bitsmith.quantize.weight import QuantizedWeight, tensor_sha256
-from bitsmith.quantize.weight_source import WeightSource
+from bitsmith.quantize.weight_source import StoredWeight, WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,7 @@ def plan_convert(job: ConvertJob) -> ConvertPlan:
 
 def convert_checkpoint(job: ConvertJob, plan: ConvertPlan) -> Manifest:
     """The finished artifact at `job.out`. Raises WorkFailed."""
-    spec = ArtifactSpec(
-        path=job.out,
-        kind="quantized-checkpoint",
-        stage_key=plan.stage_key,
-        parents=plan.parents,
-        config=plan.config,
-        versions=plan.versions,
-    )
+    spec = ArtifactSpec.of(job.out, "quantized-checkpoint", plan)
     form = packed_format(job.format)
     with write_artifact(spec) as pending:
         not_copied = copy_side_files(job.model.path, pending.partial)
@@ -103,7 +96,7 @@ def convert_checkpoint(job: ConvertJob, plan: ConvertPlan) -> Manifest:
             if module not in plan.modules or module == name:
                 tensors = {name: plan.source.tensor(name)}
             else:
-                weight = _integers(plan.source, module)
+                weight = _integers(plan.source, module, plan.source.linear(module))
                 expected[module] = tensor_sha256(weight.dequantize())
                 tensors = form.store(module, _fitted(weight, plan))
             for stored_name, tensor in tensors.items():
@@ -139,11 +132,11 @@ def _survey(source: WeightSource, target: FormatName) -> _Survey:
         module = name.removesuffix(".weight")
         if module == name or ".layers." not in name:
             continue
-        weight = source.linear(module)
-        if isinstance(weight, Tensor):
-            left += [module] if weight.dim() == 2 else []
+        stored = source.linear(module)
+        if isinstance(stored, Tensor):
+            left += [module] if stored.dim() == 2 else []
             continue
-        weight = _integers(source, module)
+        weight = _integers(source, module, stored)
         scales_fit -= {dtype for dtype in scales_fit if not _holds(weight.scale, dtype)}
         if needed is not None and needed not in scales_fit:
             raise Refused(
@@ -165,8 +158,8 @@ def _survey(source: WeightSource, target: FormatName) -> _Survey:
     return _Survey(grid, shapes, frozenset(scales_fit))
 
 
-def _integers(source: WeightSource, module: str) -> QuantizedWeight:
-    weight = source.linear(module)
+def _integers(source: WeightSource, module: str, weight: StoredWeight | Tensor) -> QuantizedWeight:
+    """weight: the module's, as the source gives it."""
     if isinstance(weight, ReorderedWeight):
         raise Refused(
             f"{source.path}: {module} has groups of columns that are not neighbours (g_idx of act-order "

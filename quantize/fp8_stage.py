@@ -1,30 +1,24 @@
 """One stage's modules in FP8: weights rounded, and the static scale of the input that they share."""
 
-import math
 import time
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor
 
-from bitsmith.core.errors import WorkFailed
 from bitsmith.core.granularity import PerChannel, PerTensor
 from bitsmith.core.manifest import Fallback
 from bitsmith.core.scheme import ActivationScale
 from bitsmith.quantize.fp8_weight import FP8_MAX, Fp8Weight, quantize_fp8
+from bitsmith.quantize.input_scale import static_input_scale
 from bitsmith.quantize.records import ModuleRecord, weight_sqnr_db
 from bitsmith.quantize.stage_quantizer import QuantizedStage
 from bitsmith.quantize.weight import tensor_sha256
 
 
 def input_amax(batches: Iterable[Tensor]) -> float:
-    """Largest magnitude of a stage's inputs. Raises WorkFailed when one is not finite."""
-    largest = [float(inputs.abs().max()) for inputs in batches]
-    if not all(map(math.isfinite, largest)):
-        raise WorkFailed(
-            "The calibration activations are not finite: the model overflows on the calibration data. "
-            "Check its weights, or calibrate on other text."
-        )
-    return max(largest, default=0.0)
+    """Largest magnitude of a stage's inputs, 0 for none; NaN where one is."""
+    return float(torch.stack([torch.zeros(()), *(inputs.abs().max() for inputs in batches)]).max())
 
 
 def quantize_by_fp8(
@@ -34,12 +28,10 @@ def quantize_by_fp8(
     scale is static; 0 when calibration showed nothing."""
     start = time.monotonic()
     granularity: PerTensor | PerChannel = PerTensor() if activations == "tensor" else PerChannel()
-    input_scale, fallbacks = None, []
+    input_scale: float | None = None
+    fallbacks: list[Fallback] = []
     if activations == "tensor":
-        input_scale = amax / FP8_MAX if amax > 0 else 1.0
-        if amax == 0:
-            reason = "calibration gave this module no input, or nothing but zeros"
-            fallbacks = [Fallback(name, "calibrated input scale", "scale 1", reason) for name in weights]
+        input_scale, fallbacks = static_input_scale(weights, amax, FP8_MAX)
     quantized = quantize_fp8(weights, granularity, input_scale)
     seconds = (time.monotonic() - start) / len(weights)
     records = [_record(name, weights[name], weight, seconds) for name, weight in quantized.items()]

@@ -9,14 +9,13 @@ from torch import Tensor
 from bitsmith.core.checkpoint import CheckpointReader, read_json_object
 from bitsmith.core.errors import Refused
 from bitsmith.core.scheme import ActivationScale, KVCacheScheme
-from bitsmith.quantize.gptq_layout import unpack_values, unpack_zero_points
+from bitsmith.quantize.gptq_layout import GPTQ_CONFIG_NAME, unpack_values, unpack_zero_points
 from bitsmith.quantize.gptq_zero_points import ZeroPointSample, choose_label
 from bitsmith.quantize.packed_module import PackedModules, as_weight, check_shapes, declared_group_size
 from bitsmith.quantize.packing import PACKABLE_BITS, WORD_BITS
 from bitsmith.quantize.reordered_weight import ReorderedWeight
 from bitsmith.quantize.weight import QuantizedWeight
 
-GPTQ_CONFIG_NAME = "quantize_config.json"
 _NUM_SAMPLED_MODULES = 4
 _SAMPLED_ROWS = 512  # outputs of a module that are looked at for the zero-point convention
 

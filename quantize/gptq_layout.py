@@ -16,6 +16,7 @@ from torch import Tensor
 from bitsmith.quantize.packing import WORD_BITS, pack_int32, unpack_int32
 from bitsmith.quantize.weight import QuantizedWeight
 
+GPTQ_CONFIG_NAME = "quantize_config.json"  # settings, for readers that do not look into config.json
 ZeroPointLabel = Literal["gptq", "gptq_v2"]
 
 

@@ -36,6 +36,11 @@ class HessianAccumulator:
         return full / max(self.num_tokens, 1)
 
 
+def is_usable(hessian: Tensor) -> bool:
+    """Finite, and of inputs that are not all zero."""
+    return bool(torch.isfinite(hessian).all()) and float(hessian.diagonal().sum()) > 0
+
+
 @dataclass(frozen=True, slots=True)
 class HessianFactor:
     """upper: [in, in] fp32, the upper Cholesky factor of the damped H's inverse: H^-1 = upper^T upper.
@@ -53,7 +58,7 @@ def factorize(hessian: Tensor) -> HessianFactor | None:
     With P the reversal of order, P H P = L L^T gives H = U U^T for the upper U = P L P, and then
     H^-1 = (U^-1)^T U^-1: one factorization and one triangular inverse, in fp64.
     """
-    if not bool(torch.isfinite(hessian).all()) or float(hessian.diagonal().mean()) <= 0:
+    if not is_usable(hessian):
         return None
     identity = torch.eye(hessian.shape[0], dtype=torch.float64)
     for damping in DAMPING_LADDER:

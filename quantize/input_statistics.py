@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from bitsmith.quantize.hessian import HessianAccumulator
+from bitsmith.quantize.hessian import HessianAccumulator, is_usable
 
 
 class InputStatistics:
@@ -22,5 +22,4 @@ class InputStatistics:
         self.mean_magnitude = magnitude / max(accumulator.num_tokens, 1)
 
     def are_usable(self) -> bool:
-        """Finite, and not all zero."""
-        return bool(torch.isfinite(self.hessian).all()) and float(self.hessian.diagonal().sum()) > 0
+        return is_usable(self.hessian)

@@ -10,6 +10,7 @@ from torch import Tensor
 from bitsmith.core.manifest import Fallback
 from bitsmith.core.scheme import ActivationScale
 from bitsmith.quantize.input_range import InputRange
+from bitsmith.quantize.input_scale import static_input_scale
 from bitsmith.quantize.int8_weight import INT8_MAX, Int8Weight, round_inputs
 from bitsmith.quantize.qparams import Grid
 from bitsmith.quantize.records import ModuleRecord, weight_sqnr_db
@@ -27,13 +28,10 @@ def quantize_by_int8(
     """weights: full module name -> [out, in] fp32, all reading one input. inputs: empty where there are
     none."""
     start = time.monotonic()
-    input_scale, fallbacks = None, []
+    input_scale: float | None = None
+    fallbacks: list[Fallback] = []
     if activations == "tensor":
-        amax = float(inputs.amax.max())
-        input_scale = amax / INT8_MAX if amax > 0 else 1.0
-        if amax == 0:
-            reason = "calibration gave this module no input, or nothing but zeros"
-            fallbacks = [Fallback(name, "calibrated input scale", "scale 1", reason) for name in weights]
+        input_scale, fallbacks = static_input_scale(weights, float(inputs.amax.max()), INT8_MAX)
     quantized = {}
     for name, weight in weights.items():
         grid = Grid(8, weight.shape[1], True, scale_dtype, signed_scale=False)

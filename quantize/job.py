@@ -25,14 +25,7 @@ def quantize_model(job: QuantizeJob, plan: QuantizePlan, reporter: Reporter) -> 
     """
     reader = CheckpointReader(job.model.path)
     check_finite(reader)
-    spec = ArtifactSpec(
-        path=job.out,
-        kind="quantized-checkpoint",
-        stage_key=plan.stage_key,
-        parents=plan.parents,
-        config=plan.config,
-        versions=plan.versions,
-    )
+    spec = ArtifactSpec.of(job.out, "quantized-checkpoint", plan)
     try:
         with write_artifact(spec, keep_partial=True) as pending:
             _fill(job, plan, reader, pending, reporter)

@@ -36,6 +36,10 @@ class LayerWork:
     probe: LayerProbe | None
     stored_dtype: Callable[[str], torch.dtype]
 
+    def weight(self, name: str) -> Tensor:
+        """[out, in] of a linear module, by its name in the layer; changed in place."""
+        return self.layer.get_parameter(f"{name}.weight").data
+
 
 @dataclass(frozen=True, slots=True)
 class Smoothing:

@@ -48,7 +48,7 @@ class LayerSmoother:
         left_out: dict[str, str] = {}
         earlier: list[str] = []
         for stage in work.stages:
-            stacked = torch.cat([_weight(work.layer, name) for name in stage.modules])
+            stacked = torch.cat([work.weight(name) for name in stage.modules])
             make_family = self.rule.observe(stacked, runner.stage_inputs(stage))
             done = self._smooth(work, stage, earlier, make_family)
             if isinstance(done, str):
@@ -78,7 +78,7 @@ class LayerSmoother:
         if previous is None:
             return "no operator before it was found whose outputs can be divided"
         layer = work.layer
-        weights = {name: _weight(layer, name) for name in stage.modules}
+        weights = {name: work.weight(name) for name in stage.modules}
         best = search_alpha(make_family(previous), previous.representable)
         expected = work.probe.output()
         kept = {name: _copies(layer, name) for name in (*weights, previous.name)}
@@ -97,10 +97,6 @@ class LayerSmoother:
 class _Done:
     changed: Mapping[str, Tensor]
     smoothing: Smoothing
-
-
-def _weight(layer: nn.Module, name: str) -> Tensor:
-    return layer.get_parameter(f"{name}.weight").data
 
 
 def _copies(layer: nn.Module, name: str) -> dict[str, Tensor]:

@@ -110,7 +110,7 @@ class LayerwiseQuantizer:
         reference = list(LayerRunner(layer, batches.reference, keywords).outputs())
         work = self._work(index, layer, batches, keywords)
         result = LayerResult(work.prefix, self._method.preparation.prepare(work))
-        originals = {n: _weight(layer, n).clone() for n in self._selected_in(index)} if reference else {}
+        originals = {n: work.weight(n).clone() for n in self._selected_in(index)} if reference else {}
         observer, runner = self._observed(layer, batches, keywords)
         self._quantize_modules(index, work, runner, result)
         if reference:
@@ -172,21 +172,21 @@ class LayerwiseQuantizer:
     ) -> None:
         left = dict.fromkeys(self._selected_in(index))
         for stage in work.stages:
-            weights = {f"{work.prefix}.{name}": _weight(work.layer, name) for name in stage.modules}
+            weights = {f"{work.prefix}.{name}": work.weight(name) for name in stage.modules}
             quantized = self._method.stage.quantize(weights, runner.stage_inputs(stage))
             _install(work, quantized, result)
             runner.finish_stage(stage)
             for name in stage.modules:
                 del left[name]
         for name in left:
-            weights = {f"{work.prefix}.{name}": _weight(work.layer, name)}
+            weights = {f"{work.prefix}.{name}": work.weight(name)}
             _install(work, self._method.stage.quantize_unseen(weights), result)
 
 
 def _install(work: LayerWork, quantized: QuantizedStage, result: LayerResult) -> None:
     """Put the quantized weights into the layer and into the result."""
     for name, weight in quantized.weights.items():
-        _weight(work.layer, name.removeprefix(f"{work.prefix}.")).copy_(weight.dequantize())
+        work.weight(name.removeprefix(f"{work.prefix}.")).copy_(weight.dequantize())
     result.add(quantized)
 
 
@@ -194,9 +194,3 @@ def _with_hidden(batches: _Batches, hidden: list[Tensor]) -> _Batches:
     """hidden: as `ResumeState` keeps it, the next layer's inputs followed by the reference's, if any."""
     num_batches = len(batches.keywords)
     return dataclasses.replace(batches, hidden_states=hidden[:num_batches], reference=hidden[num_batches:])
-
-
-def _weight(layer: nn.Module, name: str) -> Tensor:
-    weight = layer.get_submodule(name).weight
-    assert isinstance(weight, Tensor)
-    return weight.data

@@ -4,10 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from bitsmith.core.manifest import Fallback
+from bitsmith.core.model_files import weight_bytes
 from bitsmith.core.progress import Reporter
 from bitsmith.quantize.plan import QuantizeJob, QuantizePlan
 from bitsmith.quantize.records import LayerReport
@@ -26,7 +26,7 @@ def manifest_details(job: QuantizeJob, plan: QuantizePlan, reports: Sequence[Lay
         "changed": sorted(name for report in reports for name in report.changed),
         "refine": [asdict(report.refine) for report in reports if report.refine is not None],
         "unquantized": [asdict(module) for module in plan.selection.unquantized],
-        "source_bytes": _weight_bytes(job.model.path),
+        "source_bytes": weight_bytes(job.model.path),
     }
 
 
@@ -44,10 +44,6 @@ def _calibration_details(plan: QuantizePlan) -> dict[str, Any] | None:
         "packing": windows.packing,
         "provenance": dict(windows.source.provenance),
     }
-
-
-def _weight_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
 def say_calibration(plan: QuantizePlan, reporter: Reporter) -> None:

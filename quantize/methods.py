@@ -100,8 +100,7 @@ class PlainRounding:
         raise AssertionError("round to nearest reads no inputs")
 
     def quantize_unseen(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
-        (weight,) = weights.values()
-        return quantize_by_rtn(weights, self.grids.grid(weight.shape[1]))
+        return quantize_by_rtn(weights, self.grids.grid(_num_columns(weights)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +115,7 @@ class ClippedRounding:
         return quantize_by_clips(weights, _hessian(num_columns, inputs), self.grids.grid(num_columns))
 
     def quantize_unseen(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
-        rounded = quantize_by_rtn(weights, self.grids.grid(_num_columns(weights)))
-        return _never_called(rounded, "awq")
+        return _rounded_unseen(weights, self.grids, "awq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +132,7 @@ class Compensation:
         return quantize_by_gptq(weights, _hessian(num_columns, inputs), grid, act_order=self.act_order)
 
     def quantize_unseen(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
-        rounded = quantize_by_rtn(weights, self.grids.grid(_num_columns(weights)))
-        return _never_called(rounded, "gptq")
+        return _rounded_unseen(weights, self.grids, "gptq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +179,8 @@ def _hessian(num_columns: int, inputs: Iterable[Tensor]) -> Tensor:
     return accumulator.mean()
 
 
-def _never_called(rounded: QuantizedStage, asked: str) -> QuantizedStage:
+def _rounded_unseen(weights: Mapping[str, Tensor], grids: GridMaker, asked: str) -> QuantizedStage:
+    rounded = quantize_by_rtn(weights, grids.grid(_num_columns(weights)))
     reason = "the layer's forward never calls it"
     return replace(
         rounded, fallbacks=[Fallback(name, asked, "round to nearest", reason) for name in rounded.weights]

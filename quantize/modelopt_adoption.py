@@ -4,7 +4,6 @@ Weights and scales stay as they are. What is dense is stored in the source's own
 fp32, and exports so.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from torch import Tensor
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.checkpoint_writer import CheckpointWriter
 from bitsmith.core.errors import Refused, WorkFailed
+from bitsmith.quantize.checkpoint_output import MAX_SHARD_BYTES, write_json
 from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.modelopt_config import QUANT_CONFIG_NAME, modelopt_section
@@ -28,7 +28,6 @@ from bitsmith.quantize.smoothed_weight import SmoothedWeight
 from bitsmith.quantize.weight import tensor_sha256
 from bitsmith.quantize.weight_source import WeightSource
 
-_MAX_SHARD_BYTES = 1 << 30
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -48,13 +47,13 @@ def adopt_export(
     planned = expected_algo(plan.scheme), "FP8" if plan.scheme.kv_cache == "fp8" else None
     if section is None or found != planned:
         raise WorkFailed(f"ModelOpt exported quantization {found}; {planned} was planned.")
-    writer = CheckpointWriter(target, max_shard_bytes=_MAX_SHARD_BYTES)
+    writer = CheckpointWriter(target, max_shard_bytes=MAX_SHARD_BYTES)
     for name, tensor in _tensors(reader, source, plan):
         writer.add(name, tensor)
     writer.finish()
     shutil.copyfile(exported / QUANT_CONFIG_NAME, target / QUANT_CONFIG_NAME)
     body = source.config | {"quantization_config": reader.config["quantization_config"]}
-    (target / "config.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    write_json(body, target / "config.json")
     return _reports(WeightSource(CheckpointReader(target)), source, plan, seconds)
 
 

@@ -53,9 +53,7 @@ class ModelOptBackend:
         reader = CheckpointReader(job.model.path)
         check_finite(reader)
         python = self.environment.ready(reporter)
-        spec = ArtifactSpec(
-            job.out, "quantized-checkpoint", plan.stage_key, plan.parents, plan.config, plan.versions
-        )
+        spec = ArtifactSpec.of(job.out, "quantized-checkpoint", plan)
         log = job.out.with_name(f"{job.out.name}.modelopt.log")
         with write_artifact(spec) as pending:
             scratch = pending.partial / _SCRATCH

@@ -25,6 +25,16 @@ def modelopt_section(reader: CheckpointReader) -> dict[str, Any] | None:
     return section
 
 
+def modelopt_kv_scales(reader: CheckpointReader, layer_index: int) -> tuple[float, float] | None:
+    """(key scale, value scale) of a layer's cache: stored = real / scale. None: not in the checkpoint."""
+    prefix = f"model.layers.{layer_index}.self_attn"
+    names = (f"{prefix}.k_proj.k_scale", f"{prefix}.v_proj.v_scale")
+    if any(name not in reader for name in names):
+        return None
+    key, value = (float(reader.tensor(name)) for name in names)
+    return key, value
+
+
 def inline_section(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """`quantization_config` of config.json in the legacy file's words, if ModelOpt wrote it."""
     flat = config.get("quantization_config")

@@ -14,7 +14,7 @@ from bitsmith.core.scheme import ActivationScale, KVCacheScheme
 from bitsmith.quantize.compressed_float import load_fp8
 from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.int4_rows import unpack_rows
-from bitsmith.quantize.modelopt_config import modelopt_section
+from bitsmith.quantize.modelopt_config import modelopt_kv_scales, modelopt_section
 from bitsmith.quantize.smoothed_weight import SmoothedWeight
 from bitsmith.quantize.weight import QuantizedWeight
 
@@ -71,12 +71,7 @@ class ModelOptFormat:
 
     def kv_scales(self, layer_index: int) -> tuple[float, float] | None:
         """(key scale, value scale): stored = real / scale. None: not in the checkpoint."""
-        prefix = f"model.layers.{layer_index}.self_attn"
-        names = (f"{prefix}.k_proj.k_scale", f"{prefix}.v_proj.v_scale")
-        if any(name not in self._reader for name in names):
-            return None
-        key, value = (float(self._reader.tensor(name)) for name in names)
-        return key, value
+        return modelopt_kv_scales(self._reader, layer_index)
 
     def _checked(self, module: str, read: Callable[[str], tuple[Tensor, Tensor, int]]) -> QuantizedWeight:
         values, scale, num_bits = read(module)

@@ -15,7 +15,7 @@ from bitsmith.core.errors import Refused
 from bitsmith.core.scheme import QuantizationScheme
 from bitsmith.quantize.awq_layout import AWQ_BITS, pack_awq
 from bitsmith.quantize.compressed_tensors import pack_weight, quantization_config, weight_args
-from bitsmith.quantize.gptq_layout import ZeroPointLabel, pack_gptq
+from bitsmith.quantize.gptq_layout import GPTQ_CONFIG_NAME, ZeroPointLabel, pack_gptq
 from bitsmith.quantize.packing import WORD_BITS
 from bitsmith.quantize.weight import QuantizedWeight
 
@@ -93,7 +93,7 @@ class GptqOutput:
 
     label: ZeroPointLabel
     scale_dtype: torch.dtype | None = torch.float16
-    settings_file: str | None = "quantize_config.json"
+    settings_file: str | None = GPTQ_CONFIG_NAME
 
     def misfit(self, grid: GridSettings, shape: tuple[int, int]) -> str:
         if self.label == "gptq" and not grid.symmetric:

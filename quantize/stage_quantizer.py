@@ -16,7 +16,7 @@ from bitsmith.quantize.awq import search_clips
 from bitsmith.quantize.descent import descend
 from bitsmith.quantize.fp8_weight import Fp8Weight
 from bitsmith.quantize.gptq import column_order, gptq_quantize
-from bitsmith.quantize.hessian import DAMPING_LADDER, HessianFactor, damped, factorize
+from bitsmith.quantize.hessian import DAMPING_LADDER, HessianFactor, damped, factorize, is_usable
 from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.qparams import Grid, as_quantized_weight, search_qparams
 from bitsmith.quantize.records import ModuleRecord, relative_output_error, weight_sqnr_db
@@ -35,21 +35,20 @@ class QuantizedStage:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """How a stage was quantized. hessian: what errors are measured with, None where there is none."""
+    """How a stage was quantized. hessian: what errors are measured with, None where there is none.
+    start: by the monotonic clock."""
 
     method: str
     damping: float | None
     hessian: Tensor | None
-    seconds_per_module: float
+    start: float
 
 
 def quantize_by_rtn(weights: Mapping[str, Tensor], grid: Grid) -> QuantizedStage:
     """weights: full module name -> [out, in] fp32."""
     start = time.monotonic()
     quantized = {name: rtn_quantize(weight, grid) for name, weight in weights.items()}
-    run = _Run("rtn", None, None, (time.monotonic() - start) / len(weights))
-    records = [_record(name, weights[name], part, run) for name, part in quantized.items()]
-    return QuantizedStage(quantized, records, ())
+    return _recorded(weights, quantized, _Run("rtn", None, None, start), ())
 
 
 def quantize_by_gptq(
@@ -68,12 +67,9 @@ def quantize_by_gptq(
             "gptq",
             factor.damping,
         )
-    parts = _split(result, {name: weight.shape[0] for name, weight in weights.items()})
     # Errors mean nothing against a Hessian that is itself not finite.
     measure = hessian if bool(torch.isfinite(hessian).all()) else None
-    run = _Run(method, damping, measure, (time.monotonic() - start) / len(weights))
-    records = [_record(name, weights[name], part, run) for name, part in parts.items()]
-    return QuantizedStage(parts, records, _fallbacks(weights, factor))
+    return _as_stage(weights, result, _Run(method, damping, measure, start), _fallbacks(weights, factor))
 
 
 def quantize_by_clips(weights: Mapping[str, Tensor], hessian: Tensor, grid: Grid) -> QuantizedStage:
@@ -81,20 +77,32 @@ def quantize_by_clips(weights: Mapping[str, Tensor], hessian: Tensor, grid: Grid
     given."""
     start = time.monotonic()
     stacked = torch.cat(list(weights.values()))
-    is_usable = bool(torch.isfinite(hessian).all()) and float(hessian.diagonal().sum()) > 0
-    fallbacks: list[Fallback] = []
-    if is_usable:
+    if is_usable(hessian):
         clips = search_clips(stacked, damped(hessian, DAMPING_LADDER[0]), grid)
         result = rtn_quantize(stacked, grid, clips)
-    else:
-        result = rtn_quantize(stacked, grid)
-        reason = "the calibration inputs are all zero, or not finite"
-        fallbacks = [Fallback(name, "awq", "round to nearest", reason) for name in weights]
+        return _as_stage(weights, result, _Run("awq", None, hessian, start), ())
+    reason = "the calibration inputs are all zero, or not finite"
+    fallbacks = [Fallback(name, "awq", "round to nearest", reason) for name in weights]
+    return _as_stage(weights, rtn_quantize(stacked, grid), _Run("rtn", None, None, start), fallbacks)
+
+
+def _as_stage(
+    weights: Mapping[str, Tensor], result: QuantizedWeight, run: _Run, fallbacks: Sequence[Fallback]
+) -> QuantizedStage:
+    """result: of all modules, rows stacked."""
     parts = _split(result, {name: weight.shape[0] for name, weight in weights.items()})
-    method, measure = ("awq", hessian) if is_usable else ("rtn", None)
-    run = _Run(method, None, measure, (time.monotonic() - start) / len(weights))
-    records = [_record(name, weights[name], part, run) for name, part in parts.items()]
-    return QuantizedStage(parts, records, fallbacks)
+    return _recorded(weights, parts, run, fallbacks)
+
+
+def _recorded(
+    weights: Mapping[str, Tensor],
+    quantized: Mapping[str, QuantizedWeight],
+    run: _Run,
+    fallbacks: Sequence[Fallback],
+) -> QuantizedStage:
+    seconds = (time.monotonic() - run.start) / len(weights)
+    records = [_record(name, weights[name], part, run, seconds) for name, part in quantized.items()]
+    return QuantizedStage(quantized, records, fallbacks)
 
 
 def _compensated(
@@ -133,7 +141,7 @@ def _split(weight: QuantizedWeight, rows: Mapping[str, int]) -> dict[str, Quanti
     return parts
 
 
-def _record(name: str, weight: Tensor, quantized: QuantizedWeight, run: _Run) -> ModuleRecord:
+def _record(name: str, weight: Tensor, quantized: QuantizedWeight, run: _Run, seconds: float) -> ModuleRecord:
     real = quantized.dequantize()
     return ModuleRecord(
         name=name,
@@ -143,7 +151,7 @@ def _record(name: str, weight: Tensor, quantized: QuantizedWeight, run: _Run) ->
         relative_error=None if run.hessian is None else relative_output_error(weight, real, run.hessian),
         sqnr_db=weight_sqnr_db(weight, real),
         damping=run.damping,
-        seconds=round(run.seconds_per_module, 4),
+        seconds=round(seconds, 4),
         dequantized_sha256=tensor_sha256(real),
     )
 

@@ -25,7 +25,6 @@ from bitsmith.compile.kv_cache import KVCache
 from bitsmith.compile.kv_cache_comparison import compare_kv_caches
 from bitsmith.compile.reference_model import load_reference, reference_logits
 from bitsmith.compile.step_runner import EagerRunner
-from bitsmith.compile.weight_files import map_weights
 from bitsmith.core.model_input import ModelInput
 from bitsmith.core.text_source import load_text, pack_windows
 from bitsmith.core.tokenizer import load_tokenizer
@@ -35,9 +34,9 @@ TYPES: tuple[KVCacheType, ...] = ("bf16", "fp8", "int8")
 SEQ_LEN = 128
 
 
-def over(engine: Engine, directory: Path, kv_cache: KVCacheType) -> Engine:
+def over(engine: Engine, kv_cache: KVCacheType) -> Engine:
     plan = engine.plan.with_kv_cache(kv_cache)
-    return dataclasses.replace(engine, plan=plan, runner=EagerRunner(Decoder(plan, map_weights(directory))))
+    return dataclasses.replace(engine, plan=plan, runner=EagerRunner(Decoder(plan, engine.weights)))
 
 
 def filled_cache(engine: Engine, num_tokens: int) -> KVCache:
@@ -111,7 +110,7 @@ def main() -> None:
     args = parser.parse_args()
     engine = Engine.load(args.engine, num_threads=args.threads)
     leave_threads_to_operators()
-    engines = {name: over(engine, args.engine, name) for name in TYPES}
+    engines = {name: over(engine, name) for name in TYPES}
     caches = {name: filled_cache(other, args.context) for name, other in engines.items()}
     blocks = range(num_blocks_for(args.context))
     step = build_model_input([RequestStep([1], args.context - 1, blocks, 1)])

@@ -214,7 +214,6 @@ def eager_engine(tmp_path_factory: pytest.TempPathFactory) -> EngineMaker:
             limits=plan.limits,
             arithmetic=describe_arithmetic(decoder_plan, kv_is_calibrated=plan.kv.are_calibrated),
             tokenizer_path=checkpoint,
-            weight_bytes_per_token=0,
             weights=tensors,
             runner=EagerRunner(Decoder(decoder_plan, tensors).eval()),
         )
