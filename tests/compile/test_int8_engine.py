@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from bitsmith.compile.batch import RequestStep, build_model_input, num_blocks_for
+from bitsmith.compile.batch import RequestStep, build_model_input
 from bitsmith.compile.engine import Engine
-from bitsmith.compile.job import CompileJob, compile_engine, plan_compile
+from bitsmith.compile.job import CompileJob, plan_compile
 from bitsmith.compile.parity import measure_parity
 from bitsmith.compile.tensorrt_export import CheckpointExport
 from bitsmith.compile.tensorrt_plan import ExportSettings, plan_export
@@ -25,16 +25,6 @@ from bitsmith.quantize.weight_source import open_weights
 
 ModelMaker = Callable[..., Path]
 EngineMaker = Callable[..., Engine]
-
-
-def _logits(engine: Engine, *lengths: int) -> Tensor:
-    """Each request has the first tokens of the same list and blocks of its own."""
-    token_ids = torch.randint(0, 301, (64,), generator=torch.Generator().manual_seed(0)).tolist()
-    steps, first = [], 0
-    for length in lengths:
-        steps.append(RequestStep(token_ids[:length], 0, range(first, first + num_blocks_for(length)), length))
-        first += num_blocks_for(length)
-    return engine.execute(build_model_input(steps), engine.new_kv_cache(20))
 
 
 @pytest.mark.parametrize("int8_inputs", ["token", "tensor"])
@@ -101,22 +91,6 @@ def test_static_scales_are_refused_with_the_remedy(
     with pytest.raises(Refused, match=r"one static scale per tensor.*--activation-scale token"):
         plan_compile(CompileJob(checkpoint, tmp_path / "engine", activations=activations))
     assert plan_compile(CompileJob(checkpoint, tmp_path / "engine", activations="bf16")).activations == "bf16"
-
-
-@pytest.mark.usefixtures("_own_trust_list")
-def test_compiled_for_real_equals_eager_and_batched_equals_alone(
-    make_fp8: ModelMaker, tmp_path: Path, reporter: Reporter
-) -> None:
-    checkpoint = make_fp8("w8a8-int8", "llama", "token")
-    job = CompileJob(checkpoint, tmp_path / "engine", max_batch_size=4, max_num_tokens=64)
-    compile_engine(job, plan_compile(job), reporter)
-    compiled, eager = Engine.load(job.out), Engine.load(job.out, enforce_eager=True)
-    together = torch.split(_logits(compiled, 5, 1, 9), [5, 1, 9])
-    for rows, length in zip(together, (5, 1, 9), strict=True):
-        assert torch.equal(_logits(compiled, length), rows)
-    expected = _logits(eager, 40)
-    # Norms are summed in another order: an input at a rounding boundary may take the other side.
-    assert float((_logits(compiled, 40) - expected).abs().max()) < 2e-2 * float(expected.abs().max())
 
 
 def test_static_scales_are_exported_for_tensorrt_byte_for_byte(make_fp8: ModelMaker, tmp_path: Path) -> None:

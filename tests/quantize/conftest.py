@@ -1,6 +1,8 @@
 """Tiny random models of several architectures, with a byte-level tokenizer: nothing is downloaded."""
 
 import importlib.util
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -8,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from bitsmith.core.model_ref import ModelSource
@@ -16,6 +20,7 @@ from bitsmith.core.progress import Reporter
 from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name, resolve_int8_inputs
 from bitsmith.quantize import conversion as conversion_module
 from bitsmith.quantize import job as job_module
+from bitsmith.quantize import layerwise
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.job import QuantizeJob
 from bitsmith.quantize.reread import check_digests, stored_digests
@@ -43,6 +48,9 @@ _PER_ARCHITECTURE: dict[str, dict[str, Any]] = {
 
 ModelMaker = Callable[..., Path]
 JobMaker = Callable[..., QuantizeJob]
+ModelEditor = Callable[[Path, Callable[[dict[str, Tensor]], None]], Path]
+ConfigEditor = Callable[[Path, dict[str, dict[str, Any]]], None]
+Saboteur = Callable[[pytest.MonkeyPatch, int, BaseException], list[int]]
 
 
 def _save_tokenizer(path: Path) -> None:
@@ -118,6 +126,66 @@ def make_job(make_model: ModelMaker, text_file: Path, tmp_path: Path) -> JobMake
         )
 
     return make
+
+
+@pytest.fixture
+def edit_model(tmp_path: Path) -> ModelEditor:
+    """edit_model(model, change) -> a copy of the model, its tensors changed in place by change."""
+
+    def edit(model: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
+        target = tmp_path / "edited"
+        shutil.copytree(model, target)
+        tensors = load_file(target / "model.safetensors")
+        change(tensors)
+        save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+        return target
+
+    return edit
+
+
+@pytest.fixture
+def dead_input_model(make_model: ModelMaker, edit_model: ModelEditor) -> Path:
+    """A tiny Llama whose first down_proj gets nothing but zeros."""
+
+    def clear(tensors: dict[str, Tensor]) -> None:
+        tensors["model.layers.0.mlp.up_proj.weight"].zero_()
+
+    return edit_model(make_model(), clear)
+
+
+@pytest.fixture(scope="session")
+def edit_config_group() -> ConfigEditor:
+    """edit_config_group(checkpoint, {part: {key: value}}): entries of the only config group, written anew."""
+
+    def edit(checkpoint: Path, change: dict[str, dict[str, Any]]) -> None:
+        path = checkpoint / "config.json"
+        config = json.loads(path.read_text())
+        group = config["quantization_config"]["config_groups"]["group_0"]
+        for part, entries in change.items():
+            group[part] = (group[part] or {}) | entries
+        path.write_text(json.dumps(config))
+
+    return edit
+
+
+@pytest.fixture(scope="session")
+def fail_at() -> Saboteur:
+    """fail_at(monkeypatch, layer, error): the driver raises before a layer; gives the layers that it did."""
+
+    def fail(monkeypatch: pytest.MonkeyPatch, layer: int, error: BaseException) -> list[int]:
+        genuine = layerwise.LayerwiseQuantizer._do_layer
+        done: list[int] = []
+
+        def do_layer(self: layerwise.LayerwiseQuantizer, index: int, *args: object) -> object:
+            if index == layer:
+                raise error
+            done.append(index)
+            return genuine(self, index, *args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(layerwise.LayerwiseQuantizer, "_do_layer", do_layer)
+        return done
+
+    return fail
 
 
 @pytest.fixture(autouse=True)

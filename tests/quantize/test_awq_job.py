@@ -21,6 +21,7 @@ from bitsmith.quantize.weight_source import open_weights
 
 JobMaker = Callable[..., QuantizeJob]
 ModelMaker = Callable[..., Path]
+ModelEditor = Callable[[Path, Callable[[dict[str, Tensor]], None]], Path]
 NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
@@ -46,20 +47,16 @@ def lost(job: QuantizeJob) -> float:
 
 
 @pytest.fixture
-def outlier_model(make_model: ModelMaker, tmp_path: Path) -> Path:
+def outlier_model(make_model: ModelMaker, edit_model: ModelEditor) -> Path:
     """Some channels carry much larger activations than others, as in trained models: norms of uneven gain."""
-    model = tmp_path / "outliers"
-    model.mkdir()
-    for path in make_model(dtype=torch.float32).iterdir():
-        (model / path.name).write_bytes(path.read_bytes())
-    tensors = load_file(model / "model.safetensors")
     generator = torch.Generator().manual_seed(0)
-    for name, tensor in tensors.items():
-        if "layernorm" in name:
-            gain = torch.exp(1.2 * torch.randn(64, generator=generator))
-            tensor.mul_(gain)
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    return model
+
+    def spread_gains(tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if "layernorm" in name:
+                tensor.mul_(torch.exp(1.2 * torch.randn(64, generator=generator)))
+
+    return edit_model(make_model(dtype=torch.float32), spread_gains)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3_text", "phi3"])
@@ -112,20 +109,18 @@ def test_the_record_says_what_was_folded_where(
 
 
 def test_a_bias_of_the_operator_before_is_written_too(
-    make_job: JobMaker, make_model: ModelMaker, reporter: Reporter, tmp_path: Path
+    make_job: JobMaker, make_model: ModelMaker, edit_model: ModelEditor, reporter: Reporter
 ) -> None:
-    model = tmp_path / "biased"
-    model.mkdir()
-    for path in make_model(mlp_bias=True).iterdir():
-        (model / path.name).write_bytes(path.read_bytes())
-    tensors = load_file(model / "model.safetensors")
     generator = torch.Generator().manual_seed(3)
-    for name, tensor in tensors.items():
-        if name.endswith("up_proj.bias"):
-            tensor.copy_(torch.randn(96, generator=generator))
-        if name.endswith("up_proj.weight"):
-            tensor.mul_(torch.exp2(torch.randint(-3, 4, (96, 1), generator=generator)))
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+
+    def spread_rows(tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if name.endswith("up_proj.bias"):
+                tensor.copy_(torch.randn(96, generator=generator))
+            if name.endswith("up_proj.weight"):
+                tensor.mul_(torch.exp2(torch.randint(-3, 4, (96, 1), generator=generator)))
+
+    model = edit_model(make_model(mlp_bias=True), spread_rows)
     plain, awq = (make_job(name, model=model, out=name) for name in ("w8a16-rtn", "w8a16-awq"))
     run(plain, reporter)
     manifest = run(awq, reporter)
@@ -151,16 +146,9 @@ def test_a_fold_that_would_change_the_function_is_undone_and_reported(
 
 
 def test_dead_inputs_are_left_out_and_reported(
-    make_job: JobMaker, make_model: ModelMaker, reporter: Reporter, tmp_path: Path
+    make_job: JobMaker, dead_input_model: Path, reporter: Reporter
 ) -> None:
-    model = tmp_path / "dead"
-    model.mkdir()
-    for path in make_model().iterdir():
-        (model / path.name).write_bytes(path.read_bytes())
-    tensors = load_file(model / "model.safetensors")
-    tensors["model.layers.0.mlp.up_proj.weight"].zero_()
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    job = make_job("w4a16-awq", model=model)
+    job = make_job("w4a16-awq", model=dead_input_model)
     manifest = run(job, reporter)
     found = [(fallback.where, fallback.done) for fallback in manifest.fallbacks]
     assert found == [

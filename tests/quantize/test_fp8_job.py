@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM
 from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import Manifest
 from bitsmith.core.progress import Reporter
-from bitsmith.quantize import layerwise
 from bitsmith.quantize.fp8_weight import FP8_MAX, Fp8Weight
 from bitsmith.quantize.job import QuantizeJob, plan_quantize, quantize_model
 from bitsmith.quantize.weight_source import open_weights
 
 JobMaker = Callable[..., QuantizeJob]
 ModelMaker = Callable[..., Path]
+ConfigEditor = Callable[[Path, dict[str, dict[str, Any]]], None]
+Saboteur = Callable[[pytest.MonkeyPatch, int, BaseException], list[int]]
 FP8_SCHEMES = ("w8a8-fp8", "w8a8-fp8-dynamic")
 
 
@@ -164,34 +165,20 @@ def test_the_estimate_is_the_size_that_is_written(make_job: JobMaker, reporter: 
 
 @pytest.mark.parametrize("name", FP8_SCHEMES)
 def test_interrupted_ends_in_the_same_bytes(
-    name: str, make_job: JobMaker, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+    name: str, make_job: JobMaker, fail_at: Saboteur, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = run(make_job(name, out="whole", kv_cache="fp8"), reporter).content_digest
-    genuine = layerwise.LayerwiseQuantizer._do_layer
-
-    def do_layer(self: layerwise.LayerwiseQuantizer, index: int, *args: Any) -> Any:
-        if index == 2:
-            raise KeyboardInterrupt
-        return genuine(self, index, *args)
-
     with monkeypatch.context() as patch:
-        patch.setattr(layerwise.LayerwiseQuantizer, "_do_layer", do_layer)
+        fail_at(patch, 2, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             run(make_job(name, kv_cache="fp8"), reporter)
     assert run(make_job(name, kv_cache="fp8", resume=True), reporter).content_digest == expected
 
 
 def test_an_input_of_zeros_gets_scale_one_and_is_reported(
-    make_job: JobMaker, make_model: ModelMaker, reporter: Reporter, tmp_path: Path
+    make_job: JobMaker, dead_input_model: Path, reporter: Reporter
 ) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    for path in make_model().iterdir():
-        (model / path.name).write_bytes(path.read_bytes())
-    tensors = load_file(model / "model.safetensors")
-    tensors["model.layers.0.mlp.up_proj.weight"].zero_()
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    job = make_job("w8a8-fp8", model=model)
+    job = make_job("w8a8-fp8", model=dead_input_model)
     manifest = run(job, reporter)
     (fallback,) = manifest.fallbacks
     assert (fallback.where, fallback.done) == ("model.layers.0.mlp.down_proj", "scale 1")
@@ -208,15 +195,15 @@ def test_an_input_of_zeros_gets_scale_one_and_is_reported(
     ],
 )
 def test_kinds_that_cannot_be_read_are_named(
-    change: dict[str, dict[str, Any]], said: str, make_job: JobMaker, reporter: Reporter
+    change: dict[str, dict[str, Any]],
+    said: str,
+    make_job: JobMaker,
+    edit_config_group: ConfigEditor,
+    reporter: Reporter,
 ) -> None:
     job = make_job("w8a8-fp8-dynamic")
     run(job, reporter)
-    config = json.loads((job.out / "config.json").read_text())
-    group = config["quantization_config"]["config_groups"]["group_0"]
-    for part, entries in change.items():
-        group[part] = (group[part] or {}) | entries
-    (job.out / "config.json").write_text(json.dumps(config))
+    edit_config_group(job.out, change)
     with pytest.raises(Refused, match=said):
         open_weights(job.out)
 

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import Manifest
 from bitsmith.core.progress import Reporter
-from bitsmith.quantize import layerwise
 from bitsmith.quantize.deployment import Deployment, DeploymentTarget
 from bitsmith.quantize.int8_weight import Int8Weight, round_inputs
 from bitsmith.quantize.job import QuantizeJob, plan_quantize, quantize_model
@@ -23,6 +22,9 @@ from bitsmith.quantize.weight_source import open_weights
 
 JobMaker = Callable[..., QuantizeJob]
 ModelMaker = Callable[..., Path]
+ModelEditor = Callable[[Path, Callable[[dict[str, Tensor]], None]], Path]
+ConfigEditor = Callable[[Path, dict[str, dict[str, Any]]], None]
+Saboteur = Callable[[pytest.MonkeyPatch, int, BaseException], list[int]]
 REACHES = ("token", "tensor")
 
 
@@ -137,23 +139,19 @@ def test_static_scales_are_the_maxima_of_the_smoothed_inputs(make_job: JobMaker,
 
 
 def test_smoothing_pays_where_channels_are_outliers(
-    make_job: JobMaker, make_model: ModelMaker, reporter: Reporter, tmp_path: Path
+    make_job: JobMaker, make_model: ModelMaker, edit_model: ModelEditor, reporter: Reporter
 ) -> None:
-    model = tmp_path / "outliers"
-    model.mkdir()
-    for path in make_model(dtype=torch.float32).iterdir():
-        (model / path.name).write_bytes(path.read_bytes())
-    tensors = load_file(model / "model.safetensors")
-    for name, tensor in tensors.items():
-        if "layernorm" in name:
+    def make_outliers(tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if "layernorm" not in name:
+                continue
             tensor[[5, 20]] *= 60
             prefix = name.rpartition(".")[0].rpartition(".")[0]
-            kinds = (
-                ("self_attn.q", "self_attn.k", "self_attn.v") if "input_" in name else ("mlp.gate", "mlp.up")
-            )
-            for kind in kinds:
+            kinds = ("self_attn.q", "self_attn.k", "self_attn.v")
+            for kind in kinds if "input_" in name else ("mlp.gate", "mlp.up"):
                 tensors[f"{prefix}.{kind}_proj.weight"][:, [5, 20]] /= 60
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+
+    model = edit_model(make_model(dtype=torch.float32), make_outliers)
     job = make_job("w8a8-int8", activation_scale="tensor", model=model)
     manifest = run(job, reporter)
     alphas = {r["name"]: r["alpha"] for r in manifest.details["modules"] if "q_proj" in r["name"]}
@@ -204,35 +202,21 @@ def test_the_estimate_is_the_size_that_is_written(make_job: JobMaker, reporter: 
 
 @pytest.mark.parametrize("reach", REACHES)
 def test_interrupted_ends_in_the_same_bytes(
-    reach: str, make_job: JobMaker, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+    reach: str, make_job: JobMaker, fail_at: Saboteur, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"activation_scale": reach, "kv_cache": "fp8"}
     expected = run(make_job("w8a8-int8", out="whole", **settings), reporter).content_digest
-    genuine = layerwise.LayerwiseQuantizer._do_layer
-
-    def do_layer(self: layerwise.LayerwiseQuantizer, index: int, *args: Any) -> Any:
-        if index == 2:
-            raise KeyboardInterrupt
-        return genuine(self, index, *args)
-
     with monkeypatch.context() as patch:
-        patch.setattr(layerwise.LayerwiseQuantizer, "_do_layer", do_layer)
+        fail_at(patch, 2, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             run(make_job("w8a8-int8", **settings), reporter)
     assert run(make_job("w8a8-int8", resume=True, **settings), reporter).content_digest == expected
 
 
 def test_an_input_of_zeros_gets_scale_one_and_is_reported(
-    make_job: JobMaker, make_model: ModelMaker, reporter: Reporter, tmp_path: Path
+    make_job: JobMaker, dead_input_model: Path, reporter: Reporter
 ) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    for path in make_model().iterdir():
-        (model / path.name).write_bytes(path.read_bytes())
-    tensors = load_file(model / "model.safetensors")
-    tensors["model.layers.0.mlp.up_proj.weight"].zero_()
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    manifest = run(make_job("w8a8-int8", activation_scale="tensor", model=model), reporter)
+    manifest = run(make_job("w8a8-int8", activation_scale="tensor", model=dead_input_model), reporter)
     found = [(fallback.where.rpartition(".")[2], fallback.done) for fallback in manifest.fallbacks]
     assert found == [("down_proj", "smoothquant without scales"), ("down_proj", "scale 1")]
 
@@ -248,15 +232,15 @@ def test_an_input_of_zeros_gets_scale_one_and_is_reported(
     ],
 )
 def test_kinds_that_cannot_be_read_are_named(
-    change: dict[str, dict[str, Any]], said: str, make_job: JobMaker, reporter: Reporter
+    change: dict[str, dict[str, Any]],
+    said: str,
+    make_job: JobMaker,
+    edit_config_group: ConfigEditor,
+    reporter: Reporter,
 ) -> None:
     job = make_job("w8a8-int8")
     run(job, reporter)
-    config = json.loads((job.out / "config.json").read_text())
-    group = config["quantization_config"]["config_groups"]["group_0"]
-    for part, entries in change.items():
-        group[part] = (group[part] or {}) | entries
-    (job.out / "config.json").write_text(json.dumps(config))
+    edit_config_group(job.out, change)
     with pytest.raises(Refused, match=said):
         open_weights(job.out)
 

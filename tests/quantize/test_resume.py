@@ -14,11 +14,11 @@ import torch
 from bitsmith.core.errors import Refused, WorkFailed
 from bitsmith.core.manifest import MANIFEST_NAME
 from bitsmith.core.progress import Reporter
-from bitsmith.quantize import layerwise
 from bitsmith.quantize.job import QuantizeJob, plan_quantize, quantize_model
 from bitsmith.quantize.resume_state import ResumeState
 
 JobMaker = Callable[..., QuantizeJob]
+Saboteur = Callable[[pytest.MonkeyPatch, int, BaseException], list[int]]
 
 # Runs the job of the test in a process that stops for good before a given layer.
 _VICTIM = """
@@ -49,21 +49,6 @@ def run(job: QuantizeJob) -> str:
     return quantize_model(job, plan_quantize(job), Reporter(quiet=True)).content_digest
 
 
-def fail_at(monkeypatch: pytest.MonkeyPatch, layer: int, error: BaseException) -> list[int]:
-    """Make the driver raise before a layer; the layers that it did are listed."""
-    genuine = layerwise.LayerwiseQuantizer._do_layer
-    done: list[int] = []
-
-    def do_layer(self: layerwise.LayerwiseQuantizer, index: int, *args: object) -> object:
-        if index == layer:
-            raise error
-        done.append(index)
-        return genuine(self, index, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(layerwise.LayerwiseQuantizer, "_do_layer", do_layer)
-    return done
-
-
 @pytest.mark.parametrize("layer", [0, 1, 2])
 @pytest.mark.parametrize(
     ("name", "settings"),
@@ -76,7 +61,12 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, layer: int, error: BaseException) -
     ],
 )
 def test_interrupted_before_any_layer_ends_in_the_same_bytes(
-    layer: int, name: str, settings: dict[str, object], make_job: JobMaker, monkeypatch: pytest.MonkeyPatch
+    layer: int,
+    name: str,
+    settings: dict[str, object],
+    make_job: JobMaker,
+    fail_at: Saboteur,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = run(make_job(name, out="whole", **settings))
     with monkeypatch.context() as patch:
@@ -106,7 +96,7 @@ def test_killed_process_is_resumed_to_the_same_bytes(make_job: JobMaker, text_fi
 
 
 def test_other_data_or_settings_are_refused_and_named(
-    make_job: JobMaker, monkeypatch: pytest.MonkeyPatch, text_file: Path, tmp_path: Path
+    make_job: JobMaker, fail_at: Saboteur, monkeypatch: pytest.MonkeyPatch, text_file: Path, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
         fail_at(patch, 1, KeyboardInterrupt())
@@ -121,7 +111,9 @@ def test_other_data_or_settings_are_refused_and_named(
     run(make_job(resume=True))
 
 
-def test_a_damaged_state_is_refused(make_job: JobMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_state_is_refused(
+    make_job: JobMaker, fail_at: Saboteur, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         fail_at(patch, 2, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
@@ -136,7 +128,7 @@ def test_a_damaged_state_is_refused(make_job: JobMaker, monkeypatch: pytest.Monk
 
 
 def test_a_full_disk_keeps_finished_layers_and_says_how_to_go_on(
-    make_job: JobMaker, monkeypatch: pytest.MonkeyPatch
+    make_job: JobMaker, fail_at: Saboteur, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     genuine = ResumeState.save
 
@@ -154,7 +146,9 @@ def test_a_full_disk_keeps_finished_layers_and_says_how_to_go_on(
     assert done == [1, 2]
 
 
-def test_a_failed_run_leaves_the_older_artifact(make_job: JobMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_leaves_the_older_artifact(
+    make_job: JobMaker, fail_at: Saboteur, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = make_job()
     digest = run(job)
     before = time.time_ns(), (job.out / MANIFEST_NAME).read_bytes()
