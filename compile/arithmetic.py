@@ -129,7 +129,10 @@ def _activations_text(spec: LinearSpec) -> str:
 
 def _reach_text(spec: LinearSpec) -> str:
     is_whole_row = spec.group_size == spec.in_features
-    return "a scale for each output channel" if is_whole_row else f"group {spec.group_size}"
+    reach = "a scale for each output channel" if is_whole_row else f"group {spec.group_size}"
+    if spec.checkpoint_bits is None:
+        return reach
+    return f"{reach}, {spec.checkpoint_bits} bits packed as {spec.num_bits}"
 
 
 def is_quantized(source: WeightSource, config: DecoderConfig) -> bool:

@@ -35,7 +35,7 @@ class LinearSpec:
     """One product x @ weight.T. num_bits 16 or 32: dense weights of that width, group_size 0.
 
     is_fp8: e4m3 weights with a scale for each row. input_scale: the static one of fp8 activations; None:
-    each token has its own.
+    each token has its own. checkpoint_bits: of integers that have fewer bits in the checkpoint than here.
     """
 
     in_features: int
@@ -47,6 +47,7 @@ class LinearSpec:
     has_zero_point: bool
     is_fp8: bool = False
     input_scale: float | None = None
+    checkpoint_bits: int | None = None
 
     @property
     def is_quantized(self) -> bool:

@@ -1,6 +1,7 @@
 """Run a planned compile: operators, packed weights, compiled package, parity; then the engine is finished."""
 
 import shutil
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -64,6 +65,11 @@ def _fill(
     shutil.copyfile(library, directory / LIBRARY_NAME)
     not_copied = _copy_tokenizer(job.checkpoint, directory / TOKENIZER_DIR)
     decoder_plan = _pack(plan, directory, reporter)
+    for bits, num_products in _widened(decoder_plan).items():
+        reporter.say(
+            f"{num_products} products have {bits}-bit weights, packed as 4 bits: the same numbers, in the "
+            "memory and at the speed of 4-bit weights."
+        )
     (directory / PLAN_NAME).write_text(decoder_plan.to_json(), encoding="utf-8")
     reporter.say("Compiling the decoder ...")
     decoder = Decoder(decoder_plan, map_weights(directory)).eval()
@@ -82,6 +88,7 @@ def _fill(
         "limits": [asdict(row) for row in plan.limit_rows],
         "context": plan.decoder.context_reason,
         "kv_bytes_per_token": decoder_plan.kv_bytes_per_token,
+        "widened": _widened(decoder_plan),
         "kv_scales": "calibrated" if plan.kv.are_calibrated else "ones",
         "weight_bytes": sum(path.stat().st_size for path in directory.glob("weights-*.safetensors")),
         "parity": {"overall": asdict(record.overall), "limit": asdict(record.limit)},
@@ -107,6 +114,12 @@ def _pack(plan: CompilePlan, directory: Path, reporter: Reporter) -> DecoderPlan
             linears[module.name] = module.specs
     writer.finish()
     return DecoderPlan(plan.decoder, plan.kv.kv_cache, linears, plan.kv.kv_scales)
+
+
+def _widened(plan: DecoderPlan) -> dict[str, int]:
+    """Bits in the checkpoint -> products whose weights have more bits here."""
+    bits = [spec.checkpoint_bits for specs in plan.linears.values() for spec in specs]
+    return {str(width): number for width, number in sorted(Counter(filter(None, bits)).items())}
 
 
 def _asked(job: CompileJob) -> dict[str, str]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bitsmith.compile.decoder_plan import Activations, LinearSpec
-from bitsmith.ops.packing import pack_quantized
+from bitsmith.ops.packing import NARROWEST_BITS, pack_quantized
 from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.weight import QuantizedWeight
 
@@ -46,7 +46,7 @@ def pack_integer_part(
     """Pack one product's weight into `tensors`; returns its shape and arithmetic.
 
     int8 activations have one scale for each token and group of the weight. Where the checkpoint says that
-    they have one for each token, the row stays whole.
+    they have one for each token, the row stays whole. Integers of 2 and 3 bits are packed as 4.
     """
     # Each kind of narrow activations belongs to its own kind of weights; beside it, others take bf16.
     activations = "bf16" if activations == "fp8" else activations
@@ -54,6 +54,7 @@ def pack_integer_part(
         weight = weight.integers
     elif activations == "int8":
         weight = _split_for_int8(weight)
+    stored_bits, weight = weight.num_bits, _widened(weight)
     packed = pack_quantized(
         weight.values, weight.scale, weight.zero_point, weight.group_size, weight.num_bits
     )
@@ -68,7 +69,13 @@ def pack_integer_part(
         activations,
         has_bias,
         packed.zero_point is not None,
+        checkpoint_bits=None if stored_bits == weight.num_bits else stored_bits,
     )
+
+
+def _widened(weight: QuantizedWeight) -> QuantizedWeight:
+    """The same integers, which the narrowest layout of the operators holds; nothing is rounded."""
+    return weight if weight.num_bits >= NARROWEST_BITS else replace(weight, num_bits=NARROWEST_BITS)
 
 
 def _split_for_int8(weight: QuantizedWeight) -> QuantizedWeight:

@@ -128,7 +128,9 @@ def _kv_algo(reader: CheckpointReader, quantization: Mapping[str, Any]) -> str |
 def _packed_scheme(reader: CheckpointReader, weights: Mapping[str, Any], kv_algo: str | None) -> SourceScheme:
     num_bits = weights.get("num_bits")
     if weights.get("type") != "int" or num_bits not in (4, 8):
-        raise Refused(f"{reader.path}: {weights.get('type')} weights of {num_bits} bits are not exported.")
+        raise Refused(
+            f"{reader.path}: {weights.get('type')} weights of {num_bits} bits are not exported; 4 and 8 are."
+        )
     if num_bits == 8:
         return SourceScheme(W8A16, kv_algo)
     if weights.get("strategy") != "group":

@@ -87,6 +87,12 @@ def _read_scheme(weights: WeightSource) -> SourceScheme:
             is_channel = is_channel and weight.num_groups == 1
     if not kinds:
         return SourceScheme()
+    for (num_bits, _), module in kinds.items():
+        if num_bits not in (4, 8):
+            raise Refused(
+                f"{weights.path}: {num_bits}-bit weights ({module}) are not exported to TensorRT-LLM; 4 "
+                "and 8 bits are."
+            )
     if is_channel and min(kinds)[0] == 4:
         raise Refused(
             f"{weights.path} has one 4-bit scale per channel; TensorRT-LLM's group-wise kernels need groups "

@@ -10,13 +10,14 @@ Method = Literal["rtn", "gptq", "awq", "awq-gptq", "smoothquant", "fp8"]
 KVCacheScheme = Literal["none", "fp8", "int8"]
 ActivationScale = Literal["tensor", "token"]
 
-_WEIGHT_ONLY = re.compile(r"^w(?P<bits>[48])a16-(?P<method>rtn|gptq|awq|awq-gptq)$")
+_WEIGHT_ONLY = re.compile(r"^w(?P<bits>[2348])a16-(?P<method>rtn|gptq|awq|awq-gptq)$")
+INTEGER_BITS = (2, 3, 4, 8)  # widths of weights that are rounded to integers
 _INTEGER_METHODS: tuple[Method, ...] = ("gptq", "awq", "awq-gptq", "rtn")
 # Schemes that quantize activations too: how far one of their scales reaches.
 _FP8_INPUTS: dict[str, ActivationScale] = {"w8a8-fp8": "tensor", "w8a8-fp8-dynamic": "token"}
 INT8_SCHEME = "w8a8-int8"
 SCHEME_NAMES = (
-    *(f"w{num_bits}a16-{method}" for num_bits in (4, 8) for method in _INTEGER_METHODS),
+    *(f"w{num_bits}a16-{method}" for num_bits in INTEGER_BITS for method in _INTEGER_METHODS),
     INT8_SCHEME,
     *_FP8_INPUTS,
     "none",

@@ -16,6 +16,7 @@ from bitsmith.core.errors import Refused
 
 LAYOUT_ROWS16 = "rows16-v1"
 ROW_BLOCK = 16
+NARROWEST_BITS = 4
 _BLOCK_MULTIPLE = 4  # of scales and zero points
 _INPUT_MULTIPLE = 8
 

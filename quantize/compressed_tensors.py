@@ -185,7 +185,7 @@ def _group_bits(name: str, group: Mapping[str, Any], quantization: Mapping[str, 
     if weights.get("type") != "int" or weights.get("num_bits") not in PACKABLE_BITS:
         raise Refused(
             f"Config group {name} has {weights.get('type')} weights of {weights.get('num_bits')} bits; "
-            f"integers of {' or '.join(map(str, PACKABLE_BITS))} bits can be read."
+            f"integers of {', '.join(map(str, PACKABLE_BITS))} bits can be read."
         )
     return int(weights["num_bits"])
 

@@ -9,10 +9,15 @@ from torch import Tensor
 from bitsmith.core.checkpoint import CheckpointReader, read_json_object
 from bitsmith.core.errors import Refused
 from bitsmith.core.scheme import ActivationScale, KVCacheScheme
-from bitsmith.quantize.gptq_layout import GPTQ_CONFIG_NAME, unpack_values, unpack_zero_points
+from bitsmith.quantize.gptq_layout import (
+    GPTQ_CONFIG_NAME,
+    ZERO_POINTS_LESS_ONE_BITS,
+    unpack_values,
+    unpack_zero_points,
+)
 from bitsmith.quantize.gptq_zero_points import ZeroPointSample, choose_label
 from bitsmith.quantize.packed_module import PackedModules, as_weight, check_shapes, declared_group_size
-from bitsmith.quantize.packing import PACKABLE_BITS, WORD_BITS
+from bitsmith.quantize.packing import PACKABLE_BITS, WORD_BITS, num_words
 from bitsmith.quantize.reordered_weight import ReorderedWeight
 from bitsmith.quantize.weight import QuantizedWeight
 
@@ -41,8 +46,15 @@ class GptqFormat:
         self._modules = PackedModules(reader)
         self._num_bits = _declared_bits(section, reader)
         self._group_size = declared_group_size(section, reader)
+        declared = _declared_label(section)
+        if self._num_bits not in ZERO_POINTS_LESS_ONE_BITS and declared != "gptq_v2":
+            raise Refused(
+                f"{reader.path} has GPTQ weights of {self._num_bits} bits with checkpoint_format "
+                f"{declared!r}: tools differ in how they store zero points less one at this width. gptq_v2 "
+                "can be read."
+            )
         choice = choose_label(
-            _declared_label(section), self._samples(), self._num_bits, strict=strict, where=str(reader.path)
+            declared, self._samples(), self._num_bits, strict=strict, where=str(reader.path)
         )
         self.label = choice.label
         self.notes = (choice.note,) if choice.note else ()
@@ -76,9 +88,8 @@ class GptqFormat:
     def _read(self, module: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(qweight, qzeros, scales, group of each column), found to belong together."""
         qweight, qzeros, scales = self._modules.read(module)
-        per_word = WORD_BITS // self._num_bits
-        num_columns, num_rows = qweight.shape[0] * per_word, qweight.shape[1]
-        check_shapes(module, (num_rows, num_columns), qzeros.shape[1] * per_word, scales)
+        num_columns, num_rows = qweight.shape[0] * WORD_BITS // self._num_bits, qweight.shape[1]
+        check_shapes(module, (num_rows, num_columns), qzeros.shape[1] * WORD_BITS // self._num_bits, scales)
         if qzeros.shape[0] != scales.shape[0]:
             raise Refused(
                 f"{module}: qzeros {list(qzeros.shape)} and scales {list(scales.shape)} do not have the same "
@@ -106,19 +117,19 @@ class GptqFormat:
         """Pieces of a few modules, spread over the model."""
         modules = self._modules.names
         step = max(1, len(modules) // _NUM_SAMPLED_MODULES)
-        per_word = WORD_BITS // self._num_bits
         for module in modules[::step][:_NUM_SAMPLED_MODULES]:
             qweight, qzeros, _, groups = self._read(module)
             num_rows = min(_SAMPLED_ROWS, qweight.shape[1])
-            yield ZeroPointSample(qweight[:, :num_rows], qzeros[:, : num_rows // per_word], groups)
+            words = num_words(num_rows, self._num_bits)
+            yield ZeroPointSample(qweight[:, :num_rows], qzeros[:, :words], groups)
 
 
 def _declared_bits(section: Mapping[str, Any], reader: CheckpointReader) -> int:
     num_bits = section.get("bits")
     if num_bits not in PACKABLE_BITS:
         raise Refused(
-            f"{reader.path} has GPTQ weights of {num_bits} bits; {' and '.join(map(str, PACKABLE_BITS))} "
-            "can be read."
+            f"{reader.path} has GPTQ weights of {num_bits} bits; {', '.join(map(str, PACKABLE_BITS))} can "
+            "be read."
         )
     overrides = [name for name in section.get("dynamic") or {} if not name.startswith("-:")]
     if overrides:

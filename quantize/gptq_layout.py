@@ -18,6 +18,9 @@ from bitsmith.quantize.weight import QuantizedWeight
 
 GPTQ_CONFIG_NAME = "quantize_config.json"  # settings, for readers that do not look into config.json
 ZeroPointLabel = Literal["gptq", "gptq_v2"]
+# Widths at which version 1 means one thing. At 3 bits integers cross words: AutoGPTQ subtracts the one before
+# packing, GPTQModel a constant of whole words whose ones are not where packed integers begin.
+ZERO_POINTS_LESS_ONE_BITS = (2, 4, 8)
 
 
 def pack_gptq(weight: QuantizedWeight, label: ZeroPointLabel) -> dict[str, Tensor]:
@@ -50,4 +53,5 @@ def unpack_zero_points(qzeros: Tensor, num_bits: int, label: ZeroPointLabel) -> 
 
 def ones_word(num_bits: int) -> int:
     """A word in which every packed integer is 1; arithmetic on int32 tensors wraps around."""
+    assert num_bits in ZERO_POINTS_LESS_ONE_BITS, num_bits
     return sum(1 << shift for shift in range(0, WORD_BITS, num_bits))

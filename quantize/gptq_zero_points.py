@@ -1,8 +1,9 @@
 """Which zero-point convention a GPTQ checkpoint follows: what its label says, held against its values.
 
 Labels are missing from older files and wrong in some. A symmetric grid decides by itself: its zero points are
-all the middle of the range, or all one less. Else, at four bits, the mean weight tells: weights of a trained
-model lie about zero, and the wrong convention moves all of them by one step, two fifths of their deviation.
+all the middle of the range, or all one less. Else, up to four bits, the mean weight tells: weights of a
+trained model lie about zero, and the wrong convention moves all of them by one step, two fifths of their
+deviation.
 At eight bits a step is too small against a true mean to tell.
 """
 

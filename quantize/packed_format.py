@@ -15,8 +15,13 @@ from bitsmith.core.errors import Refused
 from bitsmith.core.scheme import QuantizationScheme
 from bitsmith.quantize.awq_layout import AWQ_BITS, pack_awq
 from bitsmith.quantize.compressed_tensors import pack_weight, quantization_config, weight_args
-from bitsmith.quantize.gptq_layout import GPTQ_CONFIG_NAME, ZeroPointLabel, pack_gptq
-from bitsmith.quantize.packing import WORD_BITS
+from bitsmith.quantize.gptq_layout import (
+    GPTQ_CONFIG_NAME,
+    ZERO_POINTS_LESS_ONE_BITS,
+    ZeroPointLabel,
+    pack_gptq,
+)
+from bitsmith.quantize.packing import values_per_unit
 from bitsmith.quantize.weight import QuantizedWeight
 
 FormatName = Literal["compressed-tensors", "gptq", "gptq_v2", "awq"]
@@ -101,7 +106,12 @@ class GptqOutput:
                 "version 1 stores zero points less one, and readers take a zero point of 0 differently "
                 "(GPTQModel refuses such files). Use gptq_v2, or a symmetric grid"
             )
-        return _odd_size(shape, WORD_BITS // grid.num_bits, ("outputs", "inputs"))
+        if self.label == "gptq" and grid.num_bits not in ZERO_POINTS_LESS_ONE_BITS:
+            return (
+                f"version 1 stores zero points less one, and at {grid.num_bits} bits its readers add the one "
+                "back in different places. Use gptq_v2"
+            )
+        return _odd_size(shape, values_per_unit(grid.num_bits), ("outputs", "inputs"))
 
     def store(self, module: str, weight: QuantizedWeight) -> dict[str, Tensor]:
         return _named(module, pack_gptq(weight, self.label))
@@ -132,7 +142,7 @@ class AwqOutput:
     def misfit(self, grid: GridSettings, shape: tuple[int, int]) -> str:
         if grid.num_bits != AWQ_BITS:
             return f"it holds {AWQ_BITS}-bit weights only. Use a {AWQ_BITS}-bit scheme, or another format"
-        return _odd_size(shape, WORD_BITS // AWQ_BITS, ("outputs",))
+        return _odd_size(shape, values_per_unit(AWQ_BITS), ("outputs",))
 
     def store(self, module: str, weight: QuantizedWeight) -> dict[str, Tensor]:
         return _named(module, pack_awq(weight))
@@ -187,7 +197,7 @@ def _odd_size(shape: tuple[int, int], unit: int, what: Sequence[str]) -> str:
     if wrong is None:
         return ""
     return (
-        f"its {sizes[wrong]} {wrong} do not fill 32-bit words, {unit} to each. "
+        f"its {sizes[wrong]} {wrong} do not fill 32-bit words: no multiple of {unit}. "
         "Use compressed-tensors, which pads"
     )
 

@@ -56,6 +56,37 @@ def test_in_fp32_an_engine_is_the_dequantized_model(
     assert 0 < record.decisive < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("form", "name", "symmetric"),
+    [
+        ("compressed-tensors", "w2a16-rtn", False),
+        ("compressed-tensors", "w3a16-rtn", True),
+        ("gptq_v2", "w3a16-rtn", False),
+    ],
+)
+@pytest.mark.parametrize("activations", ["fp32", "int8"])
+def test_two_and_three_bits_are_packed_as_four_and_lose_nothing(
+    form: FormatName,
+    name: str,
+    symmetric: bool,
+    activations: str,
+    checkpoint: CheckpointMaker,
+    eager_engine: EngineMaker,
+) -> None:
+    path = checkpoint(form, name, symmetric=symmetric)
+    engine = eager_engine(path, activations=activations)
+    assert f"int4 weights (group 32, {name[1]} bits packed as 4)" in engine.arithmetic
+    record = measure_parity(engine, open_weights(path))
+    assert 0 < record.decisive < (1e-4 if activations == "fp32" else 0.1)
+
+
+@pytest.mark.parametrize("form", ["compressed-tensors", "gptq_v2"])
+def test_two_and_three_bits_are_not_exported(form: FormatName, checkpoint: CheckpointMaker) -> None:
+    path = checkpoint(form, "w3a16-rtn")
+    with pytest.raises(Refused, match=r"3.bit|3 bits.*4 and 8"):
+        open_source(path)
+
+
 def test_a_wrong_label_is_a_warning_of_the_plan(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
     path = checkpoint("gptq")
     config = json.loads((path / "config.json").read_text())

@@ -3,7 +3,13 @@
 import pytest
 
 from bitsmith.core.errors import Refused
-from bitsmith.core.scheme import DEFAULT_REFINE_STEPS, resolve_int8_inputs, resolve_refine_steps
+from bitsmith.core.scheme import (
+    DEFAULT_REFINE_STEPS,
+    SCHEME_NAMES,
+    parse_scheme_name,
+    resolve_int8_inputs,
+    resolve_refine_steps,
+)
 
 
 def test_refinement_has_a_default_and_takes_a_number() -> None:
@@ -25,3 +31,16 @@ def test_only_int8_leaves_a_choice_of_input_scales() -> None:
     for name in ("w4a16-gptq", "w8a8-fp8"):
         with pytest.raises(Refused, match=f"activation_scale is 'token'.*not '{name}'"):
             resolve_int8_inputs(name, "token")
+
+
+@pytest.mark.parametrize("num_bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("method", ["rtn", "gptq", "awq", "awq-gptq"])
+def test_integer_weights_have_every_width_by_every_method(num_bits: int, method: str) -> None:
+    name = f"w{num_bits}a16-{method}"
+    assert name in SCHEME_NAMES and parse_scheme_name(name) == (num_bits, method)
+
+
+@pytest.mark.parametrize("name", ["w5a16-rtn", "w1a16-gptq", "w16a16-rtn", "w4a16-smoothquant"])
+def test_other_names_are_refused_with_the_list(name: str) -> None:
+    with pytest.raises(Refused, match="Valid schemes: w2a16-gptq"):
+        parse_scheme_name(name)

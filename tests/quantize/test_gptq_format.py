@@ -201,7 +201,8 @@ def test_a_damaged_module_is_refused_by_name(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"bits": 3}, "GPTQ weights of 3 bits; 4 and 8"),
+        ({"bits": 5}, "GPTQ weights of 5 bits; 2, 3, 4, 8"),
+        ({"bits": 3}, "of 3 bits with checkpoint_format 'gptq'.*gptq_v2 can be read"),
         ({"group_size": 0}, "group_size 0"),
         ({"dynamic": {"+:.*down.*": {"bits": 8}}}, "settings of their own"),
     ],

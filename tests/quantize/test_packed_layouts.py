@@ -8,7 +8,13 @@ from torch import Tensor
 
 from bitsmith.quantize.awq_layout import pack_awq, unpack_awq
 from bitsmith.quantize.compressed_tensors import pack_weight, unpack_weight
-from bitsmith.quantize.gptq_layout import ZeroPointLabel, pack_gptq, unpack_values, unpack_zero_points
+from bitsmith.quantize.gptq_layout import (
+    ZERO_POINTS_LESS_ONE_BITS,
+    ZeroPointLabel,
+    pack_gptq,
+    unpack_values,
+    unpack_zero_points,
+)
 from bitsmith.quantize.weight import QuantizedWeight, integer_range
 
 
@@ -58,6 +64,17 @@ def test_gptq_version_one_stores_zero_points_less_one() -> None:
     assert hexadecimal(pack_gptq(symmetric, "gptq_v2")["qzeros"]) == [["88888888"]]
 
 
+def test_three_bits_cross_words_as_one_stream() -> None:
+    """Thirty-two inputs in three words; the eleventh and the twenty-second value lie in two words."""
+    stored = torch.arange(32) % 8
+    weight = weight_of((stored - 4).to(torch.int8)[None, :].repeat(32, 1), None, num_bits=3)
+    stream = sum(int(value) << (3 * index) for index, value in enumerate(stored))
+    expected = [f"{stream >> 32 * word & 0xFFFFFFFF:08X}" for word in range(3)]
+    qweight = pack_gptq(weight, "gptq_v2")["qweight"]
+    assert hexadecimal(qweight[:, :1]) == [[word] for word in expected]
+    assert hexadecimal(pack_weight("m", weight)["m.weight_packed"][:1]) == [expected]
+
+
 def test_a_zero_point_of_zero_borrows_from_its_neighbour_as_gptqmodel_writes_it() -> None:
     zero_point = torch.tensor([0, 7, 8, 15, 0, 0, 8, 8], dtype=torch.int8)[:, None] - 8
     words = pack_gptq(weight_of(HAND.values, zero_point), "gptq")["qzeros"]
@@ -82,9 +99,9 @@ def test_compressed_tensors_packs_inputs_and_zero_points_along_outputs() -> None
 
 
 @st.composite
-def weights(draw: st.DrawFn, widths: tuple[int, ...] = (4, 8)) -> QuantizedWeight:
+def weights(draw: st.DrawFn, widths: tuple[int, ...] = (2, 3, 4, 8)) -> QuantizedWeight:
     num_bits = draw(st.sampled_from(widths))
-    num_rows, num_groups, group_size = draw(st.integers(1, 5)) * 8, draw(st.integers(1, 4)), 8
+    num_rows, num_groups, group_size = draw(st.integers(1, 3)) * 32, draw(st.integers(1, 4)) * 4, 8
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     low, high = integer_range(num_bits)
 
@@ -103,8 +120,9 @@ def zeros_of(weight: QuantizedWeight) -> Tensor:
 
 @pytest.mark.parametrize("label", ["gptq", "gptq_v2"])
 @settings(max_examples=50, deadline=None)
-@given(weight=weights())
-def test_unpacking_undoes_gptq(label: ZeroPointLabel, weight: QuantizedWeight) -> None:
+@given(data=st.data())
+def test_unpacking_undoes_gptq(label: ZeroPointLabel, data: st.DataObject) -> None:
+    weight = data.draw(weights() if label == "gptq_v2" else weights(widths=ZERO_POINTS_LESS_ONE_BITS))
     tensors = pack_gptq(weight, label)
     assert torch.equal(unpack_values(tensors["qweight"], weight.num_bits), weight.values)
     assert torch.equal(unpack_zero_points(tensors["qzeros"], weight.num_bits, label), zeros_of(weight))

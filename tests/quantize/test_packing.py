@@ -17,7 +17,7 @@ def integers(shape: tuple[int, int], num_bits: int, seed: int) -> torch.Tensor:
 
 
 @settings(max_examples=60, deadline=None)
-@given(shapes, st.sampled_from([4, 8]), st.sampled_from([0, 1]), st.integers(0, 1000))
+@given(shapes, st.sampled_from([2, 3, 4, 8]), st.sampled_from([0, 1]), st.integers(0, 1000))
 def test_unpack_undoes_pack(shape: tuple[int, int], num_bits: int, dim: int, seed: int) -> None:
     values = integers(shape, num_bits, seed)
     packed = pack_int32(values, num_bits, dim=dim)
@@ -26,7 +26,7 @@ def test_unpack_undoes_pack(shape: tuple[int, int], num_bits: int, dim: int, see
 
 
 @settings(max_examples=60, deadline=None)
-@given(shapes, st.sampled_from([4, 8]), st.sampled_from([0, 1]), st.integers(0, 1000))
+@given(shapes, st.sampled_from([2, 3, 4, 8]), st.sampled_from([0, 1]), st.integers(0, 1000))
 def test_layout_is_that_of_compressed_tensors(
     shape: tuple[int, int], num_bits: int, dim: int, seed: int
 ) -> None:

@@ -31,6 +31,9 @@ SCHEMES = [
     ("w4a16-rtn", {"kv_cache": "int8"}),
     ("w4a16-awq", {"kv_cache": "fp8"}),
     ("w8a16-awq-gptq", {"symmetric": False}),
+    ("w2a16-gptq", {"symmetric": False}),
+    ("w3a16-awq", {}),
+    ("w3a16-rtn", {"group_size": "channel", "symmetric": False}),
 ]
 
 
@@ -125,6 +128,7 @@ def test_the_scale_search_and_compensation_pay(make_job: JobMaker, reporter: Rep
 
     assert error("w4a16-gptq") < 0.9 * error("w4a16-rtn")
     assert error("w8a16-gptq") < 0.1 * error("w4a16-gptq")
+    assert error("w4a16-gptq") < error("w3a16-gptq") < error("w2a16-gptq")
 
 
 def test_manifest_says_what_was_done(make_job: JobMaker, reporter: Reporter) -> None:
