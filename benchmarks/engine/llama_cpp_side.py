@@ -1,101 +1,110 @@
-"""llama.cpp's side of `compare_llama_cpp.py`: runs where llama-cpp-python is, and imports nothing of ours.
+"""llama.cpp's side of `compare_peers.py`: runs where llama-cpp-python is, and imports nothing of bitsmith.
 
     python llama_cpp_side.py MODEL.gguf --threads 2
 
-Takes one JSON request for each line of standard input, and answers each with one line: seconds of every step.
-With --quantize TYPE it writes MODEL.TYPE.gguf beside the model by llama.cpp's own quantizer, and ends.
+llama.cpp itself has no loop for many requests: the one here fills each batch with a token of every running
+sequence, then with what is left of prompts, as its own server does.
 """
 
 import argparse
-import ctypes
-import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import llama_cpp as ll  # type: ignore[import-not-found]
 import numpy as np
+from peer_side import same_prompts, serve
 
-MAX_SEQUENCES, MAX_TOKENS = 32, 16384
+MAX_SEQUENCES, MAX_TOKENS, BATCH_TOKENS = 32, 16384, 512
 
 
 class LlamaCpp:
     """One model and one context. Sequences are numbered from 0."""
 
-    def __init__(self, path: str, num_threads: int) -> None:
-        self._model: Any = ll.llama_model_load_from_file(path.encode(), ll.llama_model_default_params())
+    def __init__(self, path: Path, num_threads: int, *, unified_cache: bool) -> None:
+        ll.llama_backend_init()
+        self._model: Any = ll.llama_model_load_from_file(str(path).encode(), ll.llama_model_default_params())
         params = ll.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = MAX_TOKENS, 512, 512
+        params.n_ctx = MAX_TOKENS if unified_cache else 2 * MAX_TOKENS
+        params.n_batch = params.n_ubatch = BATCH_TOKENS
         params.n_threads = params.n_threads_batch = num_threads
         params.n_seq_max = MAX_SEQUENCES
-        params.kv_unified = True
+        params.kv_unified = unified_cache
         self._context: Any = ll.llama_init_from_model(self._model, params)
-        self._batch: Any = ll.llama_batch_init(512, 0, 1)
-        self.vocab_size = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self._model))
+        self._batch: Any = ll.llama_batch_init(BATCH_TOKENS, 0, 1)
+        self._vocab_size = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self._model))
+        self.version = f"llama-cpp-python {ll.__version__}"
+        self.num_bytes = path.stat().st_size
 
-    def clear(self) -> None:
-        ll.llama_memory_clear(ll.llama_get_memory(self._context), True)
+    def steps(self, num_prompt_tokens: int, num_sequences: int, num_steps: int) -> list[float]:
+        self._clear()
+        times = []
+        for sequence, prompt in enumerate(same_prompts(num_prompt_tokens, num_sequences)):
+            start = time.perf_counter()
+            self._run([(i, t, sequence, t == len(prompt) - 1) for t, i in enumerate(prompt)])
+            times.append(time.perf_counter() - start)
+        if not num_steps:
+            return times
+        times = []
+        for step in range(num_steps):
+            start = time.perf_counter()
+            self._run([(100 + step, num_prompt_tokens + step, s, True) for s in range(num_sequences)])
+            times.append(time.perf_counter() - start)
+        return times
 
-    def step(self, tokens: list[tuple[int, int, int, bool]]) -> float:
-        """tokens: (id, position, sequence, wants logits). Seconds, the greedy choice of ids included."""
-        batch = self._batch
-        batch.n_tokens = len(tokens)
-        for i, (token_id, position, sequence, wants) in enumerate(tokens):
-            batch.token[i], batch.pos[i] = token_id, position
-            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, sequence, wants
+    def requests(self, prompts: list[list[int]], num_output_tokens: list[int]) -> float:
+        self._clear()
         start = time.perf_counter()
-        if ll.llama_decode(self._context, batch) != 0:
-            raise RuntimeError("llama_decode failed")
-        for i, (_, _, _, wants) in enumerate(tokens):
-            if wants:
-                logits = ll.llama_get_logits_ith(self._context, i)
-                np.ctypeslib.as_array(logits, (self.vocab_size,)).argmax()
+        texts = [list(prompt) for prompt in prompts]
+        wanted = [len(p) + n for p, n in zip(prompts, num_output_tokens, strict=True)]
+        num_computed = [0] * len(prompts)
+        while any(len(text) < end for text, end in zip(texts, wanted, strict=True)):
+            tokens: list[tuple[int, int, int, bool]] = []
+            unfinished = [s for s in range(len(texts)) if len(texts[s]) < wanted[s]]
+            for s in sorted(unfinished, key=lambda s: len(texts[s]) - num_computed[s]):  # decoding ones first
+                end = min(len(texts[s]), num_computed[s] + BATCH_TOKENS - len(tokens))
+                tokens += [(texts[s][t], t, s, t == len(texts[s]) - 1) for t in range(num_computed[s], end)]
+                num_computed[s] = end
+            for sequence, token_id in self._run(tokens):
+                texts[sequence].append(token_id)
+                if len(texts[sequence]) == wanted[sequence]:
+                    ll.llama_memory_seq_rm(ll.llama_get_memory(self._context), sequence, -1, -1)
         return time.perf_counter() - start
 
+    def logits(self, token_ids: list[int]) -> Any:
+        self._clear()
+        self._decode([(i, t, 0, True) for t, i in enumerate(token_ids)])
+        return np.stack([self._row(t).copy() for t in range(len(token_ids))])
 
-def answer(model: LlamaCpp, request: dict[str, int]) -> list[float]:
-    """Seconds of each step: of the prompt's, where there are no decode steps, else of those."""
-    model.clear()
-    num_tokens = request["num_prompt_tokens"]
-    prefill = [
-        model.step([(100 + t, t, sequence, t == num_tokens - 1) for t in range(num_tokens)])
-        for sequence in range(request["num_sequences"])
-    ]
-    decode = [
-        model.step(
-            [(100 + s, num_tokens + s, sequence, True) for sequence in range(request["num_sequences"])]
-        )
-        for s in range(request["num_steps"])
-    ]
-    return decode or prefill
+    def _clear(self) -> None:
+        ll.llama_memory_clear(ll.llama_get_memory(self._context), True)
 
+    def _run(self, tokens: list[tuple[int, int, int, bool]]) -> list[tuple[int, int]]:
+        """tokens: (id, position, sequence, is its next wanted). (sequence, next id) of those."""
+        self._decode(tokens)
+        return [(token[2], int(self._row(i).argmax())) for i, token in enumerate(tokens) if token[3]]
 
-def quantize(path: Path, name: str) -> Path:
-    target = path.with_suffix(f".{name}.gguf")
-    params = ll.llama_model_quantize_default_params()
-    params.ftype = getattr(ll, f"LLAMA_FTYPE_MOSTLY_{name}")
-    params.allow_requantize = True
-    if ll.llama_model_quantize(str(path).encode(), str(target).encode(), ctypes.byref(params)) != 0:
-        raise RuntimeError("llama_model_quantize failed")
-    return target
+    def _decode(self, tokens: list[tuple[int, int, int, bool]]) -> None:
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, (token_id, position, sequence, wants_logits) in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token_id, position
+            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, sequence, wants_logits
+        if ll.llama_decode(self._context, batch) != 0:
+            raise RuntimeError("llama_decode failed")
+
+    def _row(self, index: int) -> Any:
+        return np.ctypeslib.as_array(ll.llama_get_logits_ith(self._context, index), (self._vocab_size,))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--quantize", metavar="TYPE", help="Q4_0, Q8_0 ...")
+    parser.add_argument("--unified-cache", action="store_true", help="one KV cache for all sequences")
     args = parser.parse_args()
-    ll.llama_backend_init()
-    if args.quantize:
-        print(quantize(args.model, args.quantize))
-        return
-    model = LlamaCpp(str(args.model), args.threads)
-    print(json.dumps({"version": ll.__version__, "bytes": args.model.stat().st_size}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(answer(model, json.loads(line))), flush=True)
+    serve(lambda: LlamaCpp(args.model, args.threads, unified_cache=args.unified_cache))
 
 
 if __name__ == "__main__":
