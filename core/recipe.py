@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Le, MaxLen, MinLen
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -109,7 +109,7 @@ def _accepted(hint: Any) -> str:
         return f"a list, each entry {_accepted(get_args(hint)[0])}"
     if origin is dict or dataclasses.is_dataclass(hint):
         return "a mapping"
-    return {int: "an integer", bool: "true or false", str: "text"}[hint]
+    return {int: "an integer", float: "a number", bool: "true or false", str: "text"}[hint]
 
 
 def _limits(notes: Sequence[Any]) -> str:
@@ -118,6 +118,8 @@ def _limits(notes: Sequence[Any]) -> str:
         match note:
             case Ge(ge=least):
                 words.append(f" of at least {least}")
+            case Gt(gt=least):
+                words.append(f" above {least}")
             case Le(le=most):
                 words.append(f" and at most {most}")
             case MinLen():

@@ -13,6 +13,7 @@ Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 WindowLength = Annotated[int, Field(ge=2)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+PositiveNumber = Annotated[float, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1)]
 
 # Strict: YAML tells 16 from "16" and 1 from true already, so nothing is converted here.
@@ -40,6 +41,7 @@ class QuantizeSection:
     act_order: left out, on where the scheme is GPTQ. refine_steps: of `refine`, for each layer.
     activation_scale: of w8a8-int8; left out, `token`.
     format: of the checkpoint; left out, the backend's own.
+    bits_budget, size_budget: of which at most one is given, as `quantize` takes them.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -53,6 +55,8 @@ class QuantizeSection:
     target: Literal["cpu", "tensorrt-llm", "tensorrt-llm-pytorch", "vllm"] | None = None
     tensor_parallel: Positive | None = None
     activation_scale: Literal["token", "tensor"] | None = None
+    bits_budget: PositiveNumber | None = None
+    size_budget: Text | None = None
     refine: bool = False
     refine_steps: Positive | None = None
     backend: Literal["bitsmith", "modelopt"] = "bitsmith"

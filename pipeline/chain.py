@@ -43,6 +43,7 @@ from bitsmith.pipeline.engine_pair import compile_pair
 from bitsmith.pipeline.scheme_text import describe_scheme
 from bitsmith.pipeline.serve_check import ask_served_engine
 from bitsmith.quantize.backend import Backend, choose_backend
+from bitsmith.quantize.budget import read_budget
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.kv_scales import KV_GRID_END
 from bitsmith.quantize.plan import QuantizeJob, QuantizePlan
@@ -62,7 +63,7 @@ class ChainPlan:
 
     @property
     def engine_title(self) -> str:
-        return f"{self.source.name}, {describe_scheme(self.quantize_plan.scheme)}"
+        return f"{self.source.name}, {describe_scheme(self.quantize_plan.scheme, self.quantize_plan.budget)}"
 
     @property
     def engine_job(self) -> CompileJob:
@@ -172,6 +173,7 @@ def _quantize_job(recipe: Recipe, root: Path, source: ModelSource, *, resume: bo
         resume=resume,
         deployment=deployment,
         format=section.format,
+        budget=read_budget(section.bits_budget, section.size_budget),
     )
 
 

@@ -12,6 +12,7 @@ from bitsmith.core.manifest import Manifest, read_manifest, verify_files
 from bitsmith.core.model_ref import resolve_model
 from bitsmith.core.progress import Reporter
 from bitsmith.pipeline.command_result import CommandResult
+from bitsmith.quantize.bit_planning import describe_bit_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +73,8 @@ def _describe(manifest: Manifest, directory: Path, size_bytes: int) -> list[str]
     lines += [f"parent {role}: {digest}" for role, digest in manifest.parents.items()]
     lines += [f"{key}: {_compact(value)}" for key, value in manifest.config.items()]
     lines += [f"version of {tool}: {version}" for tool, version in manifest.versions.items()]
+    if manifest.details.get("bit_plan") is not None:
+        lines += describe_bit_plan(manifest.details["bit_plan"])
     rows = (KVCacheRow.from_json(row) for row in manifest.details.get("kv_caches", ()))
     lines += [row.describe() for row in rows]
     lines += [

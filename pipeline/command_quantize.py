@@ -22,11 +22,13 @@ from bitsmith.core.scheme import (
 from bitsmith.pipeline.command_result import CommandResult
 from bitsmith.pipeline.scheme_text import describe_scheme
 from bitsmith.quantize.backend import BACKENDS, Backend, choose_backend
+from bitsmith.quantize.budget import read_budget
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.deployment import TARGETS, Deployment, DeploymentTarget
 from bitsmith.quantize.manifest_details import say_calibration
 from bitsmith.quantize.packed_format import FORMATS
-from bitsmith.quantize.plan import QuantizeJob, QuantizePlan, needs_calibration
+from bitsmith.quantize.plan import QuantizeJob, QuantizePlan
+from bitsmith.quantize.scheme_checks import needs_calibration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +67,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=get_args(KVCacheScheme),
         default="none",
         help="calibrate scales for this KV cache",
+    )
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument(
+        "--bits-budget",
+        type=float,
+        metavar="B",
+        help="2, 3, 4 or 8 bits for each module, by what each is measured to cost, of B bits a weight on "
+        "average over the quantized modules: scales and zero points counted. The scheme gives the method",
+    )
+    budget.add_argument(
+        "--size-budget",
+        metavar="SIZE",
+        help="the same for the size of the checkpoint's weight files, such as 90MB",
     )
     parser.add_argument(
         "--refine",
@@ -125,11 +140,19 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
     )
     backend = choose_backend(args.backend, args.backend_python)
     backend.check(scheme)
-    calibration = _calibration(args, scheme)
+    budget = read_budget(args.bits_budget, args.size_budget)
+    calibration = _calibration(args, calibrates=budget is not None or needs_calibration(scheme))
     source = resolve_model(args.model, reporter=reporter, accept_terms=args.accept_terms)
     deployment = make_deployment(args.target, args.tensor_parallel)
     job = QuantizeJob(
-        source, scheme, calibration, args.out, resume=args.resume, deployment=deployment, format=args.format
+        source,
+        scheme,
+        calibration,
+        args.out,
+        resume=args.resume,
+        deployment=deployment,
+        format=args.format,
+        budget=budget,
     )
     plan = backend.plan(job)
     say_plan(plan, reporter)
@@ -139,7 +162,7 @@ def run(args: argparse.Namespace, reporter: Reporter) -> CommandResult:
     return CommandResult(quantized_document(args.out, manifest))
 
 
-def _calibration(args: argparse.Namespace, scheme: QuantizationScheme) -> CalibrationSettings:
+def _calibration(args: argparse.Namespace, *, calibrates: bool) -> CalibrationSettings:
     """What was asked for, else the defaults. Asking is refused where nothing is calibrated."""
     asked = {
         "source": args.calibration,
@@ -148,9 +171,9 @@ def _calibration(args: argparse.Namespace, scheme: QuantizationScheme) -> Calibr
         "seed": args.seed,
     }
     given = {name: value for name, value in asked.items() if value is not None}
-    if given and not needs_calibration(scheme):
+    if given and not calibrates:
         raise Refused(
-            f"Scheme {scheme.name!r} with KV cache {scheme.kv_cache!r} calibrates nothing, so --calibration, "
+            f"Scheme {args.scheme!r} with KV cache {args.kv_cache!r} calibrates nothing, so --calibration, "
             "--num-samples, --seq-len and --seed do not apply. Leave them out."
         )
     return CalibrationSettings(**given)
@@ -169,7 +192,7 @@ def say_plan(plan: QuantizePlan, reporter: Reporter) -> None:
     scheme, estimate = plan.scheme, plan.estimate
     form = "" if plan.format == "compressed-tensors" else f", format {plan.format}"
     reporter.say(
-        f"scheme {describe_scheme(scheme)}, KV cache {scheme.kv_cache}{form}: "
+        f"scheme {describe_scheme(scheme, plan.budget)}, KV cache {scheme.kv_cache}{form}: "
         f"{len(plan.selection.shapes)} modules, {len(plan.selection.unquantized)} left as they are"
     )
     seconds = "time not known" if estimate.seconds is None else f"{estimate.seconds:.0f} s"
@@ -202,6 +225,7 @@ def quantized_document(out: Path, manifest: Manifest) -> dict[str, Any]:
         "config": manifest.config,
         "fallbacks": [asdict(fallback) for fallback in manifest.fallbacks],
         "calibration": manifest.details["calibration"],
+        "bit_plan": manifest.details.get("bit_plan"),
     }
 
 

@@ -12,7 +12,8 @@ from bitsmith.core.scheme import QuantizationScheme
 from bitsmith.quantize.job import quantize_model
 from bitsmith.quantize.modelopt_backend import ModelOptBackend
 from bitsmith.quantize.modelopt_environment import ModelOptEnvironment
-from bitsmith.quantize.plan import QuantizeJob, QuantizePlan, check_scheme, plan_quantize
+from bitsmith.quantize.plan import QuantizeJob, QuantizePlan, plan_quantize
+from bitsmith.quantize.scheme_checks import check_scheme
 
 BackendName = Literal["bitsmith", "modelopt"]
 BACKENDS: Sequence[BackendName] = ("bitsmith", "modelopt")

@@ -3,10 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
+from bitsmith.core.scheme import QuantizationScheme
 from bitsmith.quantize.packing import num_words
+from bitsmith.quantize.qparams import Grid
 
 _WORD_BYTES = 4
-_SHAPE_BYTES = 16  # weight_shape: two int64
+SHAPE_BYTES = 16  # weight_shape: two int64, whatever the choice
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,8 +31,21 @@ class BitChoice:
         return f"{self.num_bits} bits, {reach}"
 
 
+def scheme_choice(scheme: QuantizationScheme) -> BitChoice:
+    """What a resolved scheme does with every module."""
+    assert scheme.group_size != "auto" and scheme.group_size != "tensor", scheme
+    return BitChoice(scheme.num_bits, scheme.group_size)
+
+
+def choice_grid(
+    scheme: QuantizationScheme, choice: BitChoice, num_columns: int, scale_dtype: torch.dtype
+) -> Grid:
+    group_size = choice.columns_per_scale(num_columns)
+    return Grid(choice.num_bits, group_size, scheme.symmetric, scale_dtype, scheme.signed_scale)
+
+
 def packed_bytes(shape: tuple[int, int], choice: BitChoice, scale_bytes: int, *, symmetric: bool) -> int:
-    """Of one module's tensors: integers, scales, zero points where there are any, and the shape.
+    """Of one module's integers, scales and zero points, where there are any.
 
     shape: (out, in). scale_bytes: of one scale.
     """
@@ -36,4 +53,4 @@ def packed_bytes(shape: tuple[int, int], choice: BitChoice, scale_bytes: int, *,
     groups = columns // choice.columns_per_scale(columns)
     integers = rows * num_words(columns, choice.num_bits) * _WORD_BYTES
     zero_points = 0 if symmetric else num_words(rows, choice.num_bits) * groups * _WORD_BYTES
-    return integers + rows * groups * scale_bytes + zero_points + _SHAPE_BYTES
+    return integers + rows * groups * scale_bytes + zero_points

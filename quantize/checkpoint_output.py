@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ from bitsmith.core.checkpoint_writer import CheckpointWriter
 from bitsmith.core.manifest import MANIFEST_NAME
 from bitsmith.core.model_files import resolve_inside
 from bitsmith.core.model_ref import CONVERSION_NAME
+from bitsmith.core.scheme import QuantizationScheme
+from bitsmith.quantize.bit_choice import BitChoice
 from bitsmith.quantize.compressed_float import FLOAT_QUANTIZED, fp8_weight_args
 from bitsmith.quantize.compressed_int import INT_QUANTIZED, int8_weight_args
 from bitsmith.quantize.compressed_tensors import (
     PACKED_SUFFIXES,
+    WeightGroup,
+    grouped_config,
     is_packed,
     quantization_config,
     unpack_weight,
@@ -62,14 +67,20 @@ def copy_side_files(source: Path, target: Path) -> list[str]:
     return left
 
 
-def write_config(config: Mapping[str, Any], target: Path, plan: QuantizePlan) -> None:
-    """The source's config.json, with `quantization_config` where anything is quantized."""
+def write_config(
+    config: Mapping[str, Any], target: Path, plan: QuantizePlan, choices: Mapping[str, BitChoice]
+) -> None:
+    """The source's config.json, with `quantization_config` where anything is quantized. choices: of a bit
+    plan, by module; empty without one."""
     if plan.format != "compressed-tensors":
         write_settings(config, target, packed_format(plan.format), grid_settings(plan.scheme))
         return
     scheme = plan.scheme
     body = dict(config)
-    if scheme.method is not None or scheme.kv_cache != "none":
+    if choices:
+        groups = _weight_groups(scheme, choices)
+        body["quantization_config"] = grouped_config(groups, ["lm_head"], scheme.kv_cache)
+    elif scheme.method is not None or scheme.kv_cache != "none":
         weights = inputs = None
         if scheme.activation_scale is not None and scheme.method == "smoothquant":
             weights, inputs = int8_weight_args(), INT_QUANTIZED.input_args(scheme.activation_scale)
@@ -82,6 +93,17 @@ def write_config(config: Mapping[str, Any], target: Path, plan: QuantizePlan) ->
         # The head is a linear module by class; it must be named even where it is tied and not stored.
         body["quantization_config"] = quantization_config(weights, ["lm_head"], scheme.kv_cache, inputs)
     write_json(body, target / "config.json")
+
+
+def _weight_groups(scheme: QuantizationScheme, choices: Mapping[str, BitChoice]) -> list[WeightGroup]:
+    """Modules by their names: those of one choice are one group."""
+    groups = []
+    for choice in sorted(set(choices.values())):
+        names = [module for module, taken in choices.items() if taken == choice]
+        grid = grid_settings(replace(scheme, num_bits=choice.num_bits, group_size=choice.group_size))
+        args = weight_args(grid.num_bits, grid.group_size, grid.symmetric, grid.act_order)
+        groups.append(WeightGroup(names, args))
+    return groups
 
 
 def write_settings(config: Mapping[str, Any], target: Path, form: PackedFormat, grid: GridSettings) -> None:

@@ -38,7 +38,8 @@ class CompressedTensorsFormat:
     def quantized(self, module: str) -> QuantizedWeight | Int8Weight | Fp8Weight | None:
         """The weight of a linear module; None where it is stored dense."""
         if is_packed(module, self._reader.names):
-            return unpack_weight(module, self._reader.tensor, lambda name: name in self._reader, self._bits)
+            bits = self._bits.of(module)
+            return unpack_weight(module, self._reader.tensor, lambda name: name in self._reader, bits)
         if f"{module}.weight_scale" not in self._reader:
             return None
         if self.fp8_activations is not None:

@@ -4,7 +4,9 @@ Names and layout are those that compressed-tensors 0.20 reads and writes, so tha
 others load what is written here. Not known here: where weights come from, which files they go to.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -125,20 +127,42 @@ def quantization_config(
     inputs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """`quantization_config` for config.json. weights None: the weights stay dense. inputs: theirs."""
+    groups = [] if weights is None else [WeightGroup(["Linear"], weights)]
+    return grouped_config(groups, ignore, kv_cache, inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """targets: names of modules, or of a class of modules. weights: as `weight_args` gives them."""
+
+    targets: Sequence[str]
+    weights: Mapping[str, Any]
+
+
+def grouped_config(
+    groups: Sequence[WeightGroup],
+    ignore: Sequence[str],
+    kv_cache: KVCacheScheme,
+    inputs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The same of modules that are stored in several ways."""
     form = PACKED_FORMAT
     if inputs is not None:
         form = (FLOAT_QUANTIZED if inputs["type"] == "float" else INT_QUANTIZED).format
-    group = {
-        "targets": ["Linear"],
-        "weights": weights,
-        "input_activations": inputs,
-        "output_activations": None,
-    }
     return {
         "quant_method": "compressed-tensors",
-        "format": "dense" if weights is None else form,
-        "quantization_status": "frozen" if weights is None else "compressed",
-        "config_groups": {} if weights is None else {"group_0": group | {"format": form}},
+        "format": form if groups else "dense",
+        "quantization_status": "compressed" if groups else "frozen",
+        "config_groups": {
+            f"group_{index}": {
+                "targets": list(group.targets),
+                "weights": group.weights,
+                "input_activations": inputs,
+                "output_activations": None,
+                "format": form,
+            }
+            for index, group in enumerate(groups)
+        },
         "ignore": list(ignore),
         "kv_cache_scheme": _kv_cache_args(kv_cache),
         "global_compression_ratio": None,
@@ -149,14 +173,32 @@ def _kv_cache_args(kv_cache: KVCacheScheme) -> dict[str, Any] | None:
     return None if kv_cache == "none" else eight_bit_args(_KV_TYPES[kv_cache], "tensor", dynamic=False)
 
 
-def declared_bits(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Widths of packed integer weights that a checkpoint's config.json declares; () for none.
+@dataclass(frozen=True, slots=True)
+class DeclaredBits:
+    """Widths of packed integer weights, by the targets of config groups: names of modules, `re:` and a
+    pattern of names, or a class of modules."""
+
+    by_target: Mapping[str, int]
+
+    def of(self, module: str) -> tuple[int, ...]:
+        """What the module may have: its own group's width, else those of classes. A name goes before a
+        pattern."""
+        if module in self.by_target:
+            return (self.by_target[module],)
+        for target, num_bits in self.by_target.items():
+            if target.startswith("re:") and re.match(target.removeprefix("re:"), module):
+                return (num_bits,)
+        return tuple(dict.fromkeys(self.by_target.values()))
+
+
+def declared_bits(config: Mapping[str, Any]) -> DeclaredBits:
+    """What a checkpoint's config.json declares; no targets for a dense one.
 
     Raises Refused, naming what is not understood, for another method, format or kind of quantization.
     """
     quantization = config.get("quantization_config")
     if quantization is None:
-        return ()
+        return DeclaredBits({})
     method = quantization.get("quant_method")
     if method != "compressed-tensors":
         raise Refused(
@@ -169,7 +211,14 @@ def declared_bits(config: Mapping[str, Any]) -> tuple[int, ...]:
         for name, group in (quantization.get("config_groups") or {}).items()
         if (group.get("format") or quantization.get("format")) not in others
     }
-    return tuple(dict.fromkeys(_group_bits(name, group, quantization) for name, group in packed.items()))
+    return DeclaredBits(
+        {
+            target: num_bits
+            for name, group in packed.items()
+            for num_bits in [_group_bits(name, group, quantization)]
+            for target in group.get("targets") or ["Linear"]
+        }
+    )
 
 
 def _group_bits(name: str, group: Mapping[str, Any], quantization: Mapping[str, Any]) -> int:

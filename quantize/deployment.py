@@ -19,7 +19,7 @@ _FLOAT_KV_ONLY = ("tensorrt-llm-pytorch", "vllm")
 _TENSORRT_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 _TENSORRT_GROUPS = (128, 64)
 _OTHER_GROUPS = (128, 64, 32)
-_KERNEL_BITS = (4, 8)  # of integer weights, in TensorRT-LLM and in vLLM's compressed-tensors kernels
+KERNEL_BITS = (4, 8)  # of integer weights, in TensorRT-LLM and in vLLM's compressed-tensors kernels
 _ROW_PARALLEL = ("o_proj", "down_proj")  # their inputs are split over the ranks, the others' outputs
 _UNIT = 64  # TensorRT-LLM's group-wise kernels pad what is no multiple of it
 
@@ -62,7 +62,7 @@ def plan_deployment(
             f"--for {deployment.target} with --kv-cache int8: this target reads FP8 scales only. "
             "Use --kv-cache fp8, or none."
         )
-    if scheme.rounds_to_integers and scheme.num_bits not in _KERNEL_BITS:
+    if scheme.rounds_to_integers and scheme.num_bits not in KERNEL_BITS:
         raise Refused(
             f"--for {deployment.target} with {scheme.name}: this target has kernels for 4-bit and 8-bit "
             f"integers, not for {scheme.num_bits} bits. Use a w4a16 or w8a16 scheme, or --for cpu."

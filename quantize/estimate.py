@@ -10,8 +10,9 @@ import torch
 
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.scheme import QuantizationScheme
+from bitsmith.quantize.budget import BudgetPlan
 from bitsmith.quantize.input_range import SAMPLE_TOKENS
-from bitsmith.quantize.layerwise import TOKENS_PER_BATCH
+from bitsmith.quantize.layer_batches import TOKENS_PER_BATCH
 from bitsmith.quantize.packing import num_words
 
 _FP32_BYTES = 4
@@ -22,6 +23,7 @@ _FORWARD_FACTOR = 2.0  # attention and pointwise work beside the products
 _HESSIAN_FACTOR = 1.3
 _SOLVER_FACTOR = 36.0  # GPTQ, two sweeps of descent and the error's measurement, per out * in^2
 _SCALE_SEARCH_FACTOR = 26.0  # thirteen candidates, one product each, per out * in^2
+_TRIAL_FACTOR = 10.0  # one rounding on trial, per out * in^2
 _SECONDS_PER_WEIGHT = 1.5e-7  # scale search, packing, writing
 _COPY_BYTES_PER_S = 200e6
 
@@ -66,6 +68,21 @@ def estimate_run(
         disk_bytes=output + packed + 2 * hidden,
         peak_memory_bytes=_peak_memory(reader, shapes, num_tokens, hidden, num_layers),
         seconds=_seconds(reader, scheme, shapes, (num_tokens, tokens_per_step)),
+    )
+
+
+def with_budget(estimate: Estimate, budget: BudgetPlan, shapes: Mapping[str, tuple[int, int]]) -> Estimate:
+    """Of a run that first measures what bits cost. Its output is the budget's, or less."""
+    output = budget.other_bytes + min(budget.limit_bytes, budget.largest_bytes)
+    grown = max(0, output - estimate.output_bytes)
+    assert estimate.seconds is not None
+    trials = _TRIAL_FACTOR * len(budget.choices) * sum(rows * columns**2 for rows, columns in shapes.values())
+    return Estimate(
+        output_bytes=output,
+        disk_bytes=estimate.disk_bytes + 2 * grown,
+        peak_memory_bytes=estimate.peak_memory_bytes,
+        # The unquantized model runs, and gives Hessians, as it does once more when it is quantized.
+        seconds=2 * estimate.seconds + trials / _measured_flops(),
     )
 
 

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitsmith.core.errors import WorkFailed
 from bitsmith.quantize.layer_stages import Block, Stage
+from bitsmith.quantize.records import is_finite
 
 
 class _Stop(Exception):
@@ -21,12 +23,17 @@ class _Stop(Exception):
 
 
 class LayerRunner:
-    """The layer, its inputs by batch ([batch, seq, hidden], fp32), and its calls' other arguments."""
+    """The layer, its inputs by batch ([batch, seq, hidden], fp32), its calls' other arguments, its name."""
 
     def __init__(
-        self, layer: nn.Module, hidden_states: Sequence[Tensor], keywords: Sequence[Mapping[str, Any]]
+        self,
+        layer: nn.Module,
+        hidden_states: Sequence[Tensor],
+        keywords: Sequence[Mapping[str, Any]],
+        name: str = "the layer",
     ) -> None:
         self._layer = layer
+        self._name = name
         self._hidden_states = hidden_states
         self._keywords = keywords
         self._block_inputs: list[Tensor] = []
@@ -51,9 +58,15 @@ class LayerRunner:
         self._block_inputs = []
 
     def outputs(self) -> Iterator[Tensor]:
-        """For each batch the layer's output."""
+        """For each batch the layer's output. Raises WorkFailed where one is not finite."""
         for batch in range(len(self._hidden_states)):
-            yield self._run(batch)
+            output = self._run(batch)
+            if not is_finite(output):
+                raise WorkFailed(
+                    f"The activations after {self._name} are not finite: the model overflows on the "
+                    "calibration data. Check its weights, or calibrate on other text."
+                )
+            yield output
 
     def _run_until(self, batch: int, module: nn.Module) -> Tensor:
         seen: list[Tensor] = []

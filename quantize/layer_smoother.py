@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from bitsmith.core.manifest import Fallback
@@ -27,10 +26,10 @@ FamilyMaker = Callable[[PreviousOperator], ScaleFamily]
 class ScaleRule(Protocol):
     """How a method chooses scales."""
 
-    def observe(self, weight: Tensor, inputs: Iterable[Tensor]) -> FamilyMaker | None:
+    def observe(self, weights: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> FamilyMaker | None:
         """Scales for a stage, once the operator before it is known; None where its inputs are of no use.
 
-        weight: the stage's, stacked, [out, in]. inputs: by batch, [tokens, in].
+        weights: the stage's, full module name -> [out, in]. inputs: by batch, [tokens, in].
         """
 
 
@@ -42,14 +41,14 @@ class LayerSmoother:
     rule: ScaleRule
 
     def prepare(self, work: LayerWork) -> PreparedLayer:
-        runner = LayerRunner(work.layer, work.hidden_states, work.keywords)
+        runner = LayerRunner(work.layer, work.hidden_states, work.keywords, work.prefix)
         changed: dict[str, Tensor] = {}
         smoothing: dict[str, Smoothing] = {}
         left_out: dict[str, str] = {}
         earlier: list[str] = []
         for stage in work.stages:
-            stacked = torch.cat([work.weight(name) for name in stage.modules])
-            make_family = self.rule.observe(stacked, runner.stage_inputs(stage))
+            weights = {f"{work.prefix}.{name}": work.weight(name) for name in stage.modules}
+            make_family = self.rule.observe(weights, runner.stage_inputs(stage))
             done = self._smooth(work, stage, earlier, make_family)
             if isinstance(done, str):
                 left_out |= dict.fromkeys(stage.modules, done)

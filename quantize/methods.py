@@ -9,6 +9,7 @@ from torch import Tensor
 from bitsmith.core.manifest import Fallback
 from bitsmith.core.scheme import ActivationScale, QuantizationScheme
 from bitsmith.quantize.awq import AwqFamily
+from bitsmith.quantize.bit_choice import BitChoice, choice_grid, scheme_choice
 from bitsmith.quantize.fp8_stage import input_amax, quantize_by_fp8
 from bitsmith.quantize.hessian import HessianAccumulator
 from bitsmith.quantize.input_range import InputRange
@@ -26,9 +27,12 @@ from bitsmith.quantize.stage_quantizer import (
 )
 
 
-def choose_method(scheme: QuantizationScheme, scale_dtype: torch.dtype) -> LayerMethod:
-    """scheme: resolved. scale_dtype: in which scales of integers are stored."""
-    grids = GridMaker(scheme, scale_dtype)
+def choose_method(
+    scheme: QuantizationScheme, scale_dtype: torch.dtype, choices: Mapping[str, BitChoice]
+) -> LayerMethod:
+    """scheme: resolved. scale_dtype: in which scales of integers are stored. choices: module -> how its
+    integers are stored, of those that differ from the scheme."""
+    grids = GridMaker(scheme, scale_dtype, choices)
     if scheme.method == "smoothquant":
         assert scheme.activation_scale is not None, scheme
         smoother = LayerSmoother(scheme.method, SmoothQuantScales(scheme.activation_scale))
@@ -47,16 +51,17 @@ def choose_method(scheme: QuantizationScheme, scale_dtype: torch.dtype) -> Layer
 
 @dataclass(frozen=True, slots=True)
 class GridMaker:
-    """The grid of a scheme for weights of a width."""
+    """Grids of a scheme, and of modules for which another width or group size was chosen."""
 
     scheme: QuantizationScheme
     scale_dtype: torch.dtype
+    choices: Mapping[str, BitChoice]
 
-    def grid(self, num_columns: int) -> Grid:
-        scheme, size = self.scheme, self.scheme.group_size
-        assert size != "auto", "the plan resolves auto"
-        group_size = size if isinstance(size, int) else num_columns
-        return Grid(scheme.num_bits, group_size, scheme.symmetric, self.scale_dtype, scheme.signed_scale)
+    def grid(self, weights: Mapping[str, Tensor]) -> Grid:
+        """weights: full module name -> [out, in], of modules that are stored alike."""
+        name, weight = next(iter(weights.items()))
+        choice = self.choices.get(name) or scheme_choice(self.scheme)
+        return choice_grid(self.scheme, choice, weight.shape[1], self.scale_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +70,9 @@ class AwqScales:
 
     grids: GridMaker
 
-    def observe(self, weight: Tensor, inputs: Iterable[Tensor]) -> FamilyMaker | None:
-        seen, grid = InputStatistics(weight.shape[1], inputs), self.grids.grid(weight.shape[1])
+    def observe(self, weights: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> FamilyMaker | None:
+        weight, grid = torch.cat(list(weights.values())), self.grids.grid(weights)
+        seen = InputStatistics(weight.shape[1], inputs)
         if not seen.are_usable():
             return None
         return lambda previous: AwqFamily(
@@ -80,7 +86,8 @@ class SmoothQuantScales:
 
     activations: ActivationScale
 
-    def observe(self, weight: Tensor, inputs: Iterable[Tensor]) -> FamilyMaker | None:
+    def observe(self, weights: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> FamilyMaker | None:
+        weight = torch.cat(list(weights.values()))
         seen = InputRange(weight.shape[1], inputs)
         if not seen.is_usable():
             return None
@@ -100,7 +107,7 @@ class PlainRounding:
         raise AssertionError("round to nearest reads no inputs")
 
     def quantize_unseen(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
-        return quantize_by_rtn(weights, self.grids.grid(_num_columns(weights)))
+        return quantize_by_rtn(weights, self.grids.grid(weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +118,7 @@ class ClippedRounding:
     reads_inputs: bool = True
 
     def quantize(self, weights: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> QuantizedStage:
-        num_columns = _num_columns(weights)
-        return quantize_by_clips(weights, _hessian(num_columns, inputs), self.grids.grid(num_columns))
+        return quantize_by_clips(weights, _hessian(_num_columns(weights), inputs), self.grids.grid(weights))
 
     def quantize_unseen(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
         return _rounded_unseen(weights, self.grids, "awq")
@@ -127,9 +133,8 @@ class Compensation:
     reads_inputs: bool = True
 
     def quantize(self, weights: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> QuantizedStage:
-        num_columns = _num_columns(weights)
-        grid = self.grids.grid(num_columns)
-        return quantize_by_gptq(weights, _hessian(num_columns, inputs), grid, act_order=self.act_order)
+        hessian = _hessian(_num_columns(weights), inputs)
+        return quantize_by_gptq(weights, hessian, self.grids.grid(weights), act_order=self.act_order)
 
     def quantize_unseen(self, weights: Mapping[str, Tensor]) -> QuantizedStage:
         return _rounded_unseen(weights, self.grids, "gptq")
@@ -180,7 +185,7 @@ def _hessian(num_columns: int, inputs: Iterable[Tensor]) -> Tensor:
 
 
 def _rounded_unseen(weights: Mapping[str, Tensor], grids: GridMaker, asked: str) -> QuantizedStage:
-    rounded = quantize_by_rtn(weights, grids.grid(_num_columns(weights)))
+    rounded = quantize_by_rtn(weights, grids.grid(weights))
     reason = "the layer's forward never calls it"
     return replace(
         rounded, fallbacks=[Fallback(name, asked, "round to nearest", reason) for name in rounded.weights]

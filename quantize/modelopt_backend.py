@@ -23,7 +23,8 @@ from bitsmith.quantize.modelopt_adoption import adopt_export
 from bitsmith.quantize.modelopt_environment import ModelOptEnvironment
 from bitsmith.quantize.modelopt_plan import plan_modelopt
 from bitsmith.quantize.modelopt_presets import check_preset, preset_names
-from bitsmith.quantize.plan import QuantizeJob, QuantizePlan, check_scheme
+from bitsmith.quantize.plan import QuantizeJob, QuantizePlan
+from bitsmith.quantize.scheme_checks import check_scheme
 
 _SCRIPT = Path(__file__).with_name("modelopt_script.py")
 _SCRATCH = "modelopt-export"  # inside the partial directory

@@ -19,11 +19,11 @@ from bitsmith.quantize.plan import (
     check_disk,
     check_out_is_apart,
     check_seq_len,
-    needs_calibration,
     open_original,
     resolved_config,
     scale_dtype,
 )
+from bitsmith.quantize.scheme_checks import needs_calibration
 from bitsmith.quantize.selection import Selection, resolve_group_size, select_modules
 
 _FP32_BYTES = 4
@@ -36,6 +36,11 @@ def plan_modelopt(job: QuantizeJob, versions: Mapping[str, str]) -> QuantizePlan
         raise Refused(
             f"format is {job.format!r}; --backend modelopt writes ModelOpt's own. Leave it out, or quantize "
             "with --backend bitsmith."
+        )
+    if job.budget is not None:
+        raise Refused(
+            f"{job.budget} with --backend modelopt: it quantizes all modules to one width. Leave the budget "
+            "out, or quantize with --backend bitsmith."
         )
     check_out_is_apart(job)
     reader, stack = open_original(job.model.path)

@@ -13,13 +13,14 @@ from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.digest import stage_key
 from bitsmith.core.errors import Refused
 from bitsmith.core.model_ref import ModelSource, source_digest
-from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
+from bitsmith.core.scheme import QuantizationScheme
 from bitsmith.core.text_source import TokenWindows
 from bitsmith.core.versions import result_versions
+from bitsmith.quantize.budget import Budget, BudgetPlan, candidate_choices, check_budget, plan_budget
 from bitsmith.quantize.calibration import CalibrationSettings, load_windows, token_digest
 from bitsmith.quantize.decoder_stack import DecoderStack
 from bitsmith.quantize.deployment import Deployment, plan_deployment
-from bitsmith.quantize.estimate import Estimate, estimate_run
+from bitsmith.quantize.estimate import Estimate, estimate_run, with_budget
 from bitsmith.quantize.gptq_format import gptq_section
 from bitsmith.quantize.layer_refiner import rows_per_step
 from bitsmith.quantize.modelopt_config import modelopt_section
@@ -30,13 +31,15 @@ from bitsmith.quantize.packed_format import (
     grid_settings,
     packed_format,
 )
+from bitsmith.quantize.scheme_checks import check_scheme, needs_calibration
 from bitsmith.quantize.selection import Selection, resolve_group_size, select_modules
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeJob:
     """What a user asks for. resume: go on with an unfinished run at `out`. deployment None: for no target.
-    format None: the backend's own."""
+    format None: the backend's own. budget: modules get different widths within it. measured: a bit plan of
+    the same model and settings, whose measurements are taken over; it changes no result."""
 
     model: ModelSource
     scheme: QuantizationScheme
@@ -45,6 +48,12 @@ class QuantizeJob:
     resume: bool = False
     deployment: Deployment | None = None
     format: FormatName | None = None
+    budget: Budget | None = None
+    measured: Path | None = None
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self.budget is not None or needs_calibration(self.scheme)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,7 @@ class QuantizePlan:
     config: Mapping[str, Any]
     versions: Mapping[str, str]
     format: FormatName = "compressed-tensors"
+    budget: BudgetPlan | None = None
 
     @property
     def stage_key(self) -> str:
@@ -72,9 +82,11 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
     check_scheme(job.scheme)
     form = job.format or "compressed-tensors"
     check_scheme_fits(form, job.scheme)
+    if job.budget is not None:
+        check_budget(job.budget, job.scheme, form, job.deployment)
     _check_out(job)
     reader, stack = open_original(job.model.path)
-    if needs_calibration(job.scheme):
+    if job.needs_calibration:
         check_seq_len(job.calibration, reader)
     selection = select_modules(stack, reader, job.scheme)
     scheme = job.scheme
@@ -82,23 +94,32 @@ def plan_quantize(job: QuantizeJob) -> QuantizePlan:
         scheme = plan_deployment(job.deployment, scheme, selection.shapes, reader.config)
     scheme = _resolve_act_order(resolve_group_size(scheme, selection.shapes))
     check_modules_fit(form, grid_settings(scheme), selection.shapes)
-    windows = load_windows(job.calibration, job.model.path) if needs_calibration(scheme) else None
+    dtype = packed_format(form).scale_dtype or scale_dtype(reader, selection)
+    budget = None
+    if job.budget is not None:
+        choices = candidate_choices(job.scheme, scheme, job.deployment)
+        budget = plan_budget(job.budget, choices, reader, selection.shapes, scheme, dtype)
+    windows = load_windows(job.calibration, job.model.path) if job.needs_calibration else None
     _check_refine(scheme, windows)
     num_tokens = 0 if windows is None else windows.token_ids.numel()
     estimate = estimate_run(
         reader, scheme, selection.shapes, num_tokens, stack.num_layers, _tokens_per_step(scheme, windows)
     )
+    if budget is not None:
+        estimate = with_budget(estimate, budget, selection.shapes)
     check_disk(job.out, estimate)
     return QuantizePlan(
         scheme=scheme,
         selection=selection,
-        scale_dtype=packed_format(form).scale_dtype or scale_dtype(reader, selection),
+        scale_dtype=dtype,
         windows=windows,
         estimate=estimate,
         parents={"model": source_digest(job.model.path)},
-        config=resolved_config(job, scheme, windows),
+        config=resolved_config(job, scheme, windows)
+        | ({} if budget is None else {"budget": budget.config()}),
         versions=result_versions("torch", "transformers", "tokenizers"),
         format=form,
+        budget=budget,
     )
 
 
@@ -116,46 +137,6 @@ def open_original(path: Path) -> tuple[CheckpointReader, DecoderStack]:
     if missing:
         raise Refused(f"{path} lacks {len(missing)} weights of its model, first {missing[0]!r}.")
     return reader, stack
-
-
-def needs_calibration(scheme: QuantizationScheme) -> bool:
-    if scheme.uses_gptq or scheme.moves_scales or scheme.activation_scale == "tensor":
-        return True
-    return scheme.kv_cache != "none" or scheme.refine_steps > 0
-
-
-def check_scheme(scheme: QuantizationScheme) -> None:
-    num_bits, method = parse_scheme_name(scheme.name)
-    assert (num_bits, method) == (scheme.num_bits, scheme.method), scheme
-    if scheme.act_order and not scheme.uses_gptq:
-        raise Refused(f"act_order orders the columns of GPTQ; scheme {scheme.name!r} has none. Leave it out.")
-    if method is None and (scheme.group_size != "auto" or not scheme.symmetric):
-        raise Refused(
-            "Scheme 'none' keeps weights as they are: group_size and asymmetric do not apply to it."
-        )
-    if scheme.refine_steps and not scheme.rounds_to_integers:
-        raise Refused(
-            f"refine is on; it learns how weights round to integers, and scheme {scheme.name!r} has none. "
-            "Turn it off."
-        )
-    assert (scheme.int8_inputs is not None) == (method == "smoothquant"), scheme
-    if method in ("fp8", "smoothquant"):
-        _check_eight_bit_inputs(scheme)
-
-
-def _check_eight_bit_inputs(scheme: QuantizationScheme) -> None:
-    is_fp8 = scheme.method == "fp8"
-    reach = "tensor" if is_fp8 and scheme.activation_scale == "tensor" else "output channel"
-    if scheme.group_size != "auto":
-        raise Refused(
-            f"group_size is {scheme.group_size!r}; scheme {scheme.name!r} has one weight scale per {reach}. "
-            "Leave group_size out."
-        )
-    if not scheme.symmetric:
-        raise Refused(
-            f"symmetric is false; {'FP8' if is_fp8 else 'its INT8'} has no zero points, so scheme "
-            f"{scheme.name!r} cannot be asymmetric. Leave it out."
-        )
 
 
 def _resolve_act_order(scheme: QuantizationScheme) -> QuantizationScheme:

@@ -3,7 +3,7 @@
 Order of events for a layer: its tensors and the hidden states after it are written under temporary names
 and renamed, then its report, which holds their SHA-256, is renamed into place: only then does the layer
 count as finished. The hidden states of the layer before are removed last. A kill between any two of
-these loses at most the layer at hand. Not known here: what is in the tensors.
+these loses at most the layer at hand. Not known here: what is in the reports and tensors.
 """
 
 import json
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from bitsmith.core.digest import sha256_file
 from bitsmith.core.errors import Refused
-from bitsmith.quantize.records import LayerReport
 
 _DIRECTORY = "resume-state"
 _FINGERPRINT = "fingerprint.json"
@@ -29,9 +28,9 @@ _FINGERPRINT = "fingerprint.json"
 class ResumeState:
     """The state directory of one run."""
 
-    def __init__(self, partial: Path, fingerprint: Mapping[str, Any]) -> None:
-        """Raises Refused when there is state of another run, saying what differs."""
-        self._directory = partial / _DIRECTORY
+    def __init__(self, partial: Path, fingerprint: Mapping[str, Any], name: str = _DIRECTORY) -> None:
+        """name: of the directory. Raises Refused when there is state of another run, saying what differs."""
+        self._directory = partial / name
         self._directory.mkdir(exist_ok=True)
         path = self._directory / _FINGERPRINT
         wanted = _flatten({**fingerprint, "machine": machine_facts()})
@@ -48,18 +47,19 @@ class ResumeState:
         return index
 
     def save(
-        self, index: int, report: LayerReport, tensors: Mapping[str, Tensor], hidden: Sequence[Tensor]
+        self, index: int, body: Mapping[str, Any], tensors: Mapping[str, Tensor], hidden: Sequence[Tensor]
     ) -> None:
-        """hidden: by batch, the layer's outputs; empty when no later layer needs them."""
+        """body: what is to be known of the layer, as JSON. hidden: by batch, the layer's outputs; empty when
+        no later layer needs them."""
         digests = {"tensors": self._save_tensors(self._tensors_path(index), tensors)}
         if hidden:
             by_batch = {f"{batch:05d}": states for batch, states in enumerate(hidden)}
             digests["hidden"] = self._save_tensors(self._hidden_path(index), by_batch)
-        _write_text(self._report_path(index), json.dumps(report.to_json() | {"sha256": digests}))
+        _write_text(self._report_path(index), json.dumps({**body, "sha256": digests}))
         self._hidden_path(index - 1).unlink(missing_ok=True)
 
-    def load_report(self, index: int) -> LayerReport:
-        return LayerReport.from_json(_read_json(self._report_path(index)))
+    def load_body(self, index: int) -> dict[str, Any]:
+        return _read_json(self._report_path(index))
 
     def load_tensors(self, index: int) -> dict[str, Tensor]:
         return self._load(self._tensors_path(index), index, "tensors")

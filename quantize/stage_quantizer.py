@@ -63,7 +63,7 @@ def quantize_by_gptq(
         result, method, damping = _rounded(stacked, hessian, grid), "rtn", None
     else:
         result, method, damping = (
-            _compensated(stacked, hessian, (factor, order), grid),
+            compensated(stacked, hessian, (factor, order), grid, num_sweeps=NUM_SWEEPS),
             "gptq",
             factor.damping,
         )
@@ -105,15 +105,17 @@ def _recorded(
     return QuantizedStage(quantized, records, fallbacks)
 
 
-def _compensated(
-    stacked: Tensor, hessian: Tensor, factored: tuple[HessianFactor, Tensor], grid: Grid
+def compensated(
+    stacked: Tensor, hessian: Tensor, factored: tuple[HessianFactor, Tensor], grid: Grid, *, num_sweeps: int
 ) -> QuantizedWeight:
+    """GPTQ, then sweeps of descent. stacked: [out, in] fp32. factored: of H in an order of columns."""
     factor, order = factored
     # The damped diagonal: a column that calibration never saw keeps a say in its group's scale.
     regular = damped(hessian, factor.damping)
     qparams = search_qparams(stacked, regular.diagonal(), grid)
     values = gptq_quantize(stacked, factor, order, qparams, grid)
-    values, qparams = descend(stacked, regular, (values, qparams), grid, NUM_SWEEPS)
+    if num_sweeps:
+        values, qparams = descend(stacked, regular, (values, qparams), grid, num_sweeps)
     return as_quantized_weight(values, qparams, grid)
 
 

@@ -18,6 +18,7 @@ from bitsmith.core.model_ref import ModelSource
 from bitsmith.core.progress import Reporter
 from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
 from bitsmith.quantize import job as job_module
+from bitsmith.quantize.budget import Budget
 from bitsmith.quantize.calibration import CalibrationSettings
 from bitsmith.quantize.job import QuantizeJob, plan_quantize, quantize_model
 from bitsmith.quantize.packed_format import FormatName
@@ -34,11 +35,15 @@ def checkpoint(tmp_path: Path, make_model: ModelMaker, monkeypatch: pytest.Monke
     """checkpoint(format, scheme name, symmetric=...) -> what `quantize` writes."""
     monkeypatch.setattr(job_module, "reread_in_fresh_process", lambda checkpoint, records: None)
 
-    def make(form: FormatName, name: str = "w4a16-rtn", *, symmetric: bool = True) -> Path:
+    def make(
+        form: FormatName, name: str = "w4a16-rtn", *, symmetric: bool = True, budget: Budget | None = None
+    ) -> Path:
         num_bits, method = parse_scheme_name(name)
         scheme = QuantizationScheme(name, num_bits, method, group_size=32, symmetric=symmetric)
         model = ModelSource("tiny", make_model("llama", dtype=torch.bfloat16))
-        job = QuantizeJob(model, scheme, CalibrationSettings(), tmp_path / form, format=form)
+        job = QuantizeJob(
+            model, scheme, CalibrationSettings("builtin", 4, 32), tmp_path / form, format=form, budget=budget
+        )
         quantize_model(job, plan_quantize(job), Reporter(quiet=True))
         return job.out
 
@@ -78,6 +83,24 @@ def test_two_and_three_bits_are_packed_as_four_and_lose_nothing(
     assert f"int4 weights (group 32, {name[1]} bits packed as 4)" in engine.arithmetic
     record = measure_parity(engine, open_weights(path))
     assert 0 < record.decisive < (1e-4 if activations == "fp32" else 0.1)
+
+
+def test_a_mixed_checkpoint_is_one_product_for_modules_that_share_an_input(
+    checkpoint: CheckpointMaker, eager_engine: EngineMaker
+) -> None:
+    path = checkpoint("compressed-tensors", budget=Budget(bits=4.2))
+    engine = eager_engine(path)
+    assert "packed as 4" in engine.arithmetic and "int8 weights" in engine.arithmetic
+    products = [specs for name, specs in engine.plan.linears.items() if name != "head"]
+    assert all(len(specs) == 1 for specs in products)
+    assert len({(spec.num_bits, spec.checkpoint_bits) for (spec,) in products}) > 2
+    assert 0 < measure_parity(engine, open_weights(path)).decisive < 1e-4
+
+
+def test_a_mixed_checkpoint_is_not_exported_to_tensorrt_llm(checkpoint: CheckpointMaker) -> None:
+    path = checkpoint("compressed-tensors", budget=Budget(bits=4.2))
+    with pytest.raises(Refused, match="quantizes its modules in several ways"):
+        open_source(path)
 
 
 @pytest.mark.parametrize("form", ["compressed-tensors", "gptq_v2"])

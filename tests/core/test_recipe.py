@@ -23,6 +23,7 @@ quantize:
   symmetric: false
   act_order: true
   kv_cache: fp8
+  bits_budget: 4.25
   calibration: {source: hf:org/set, num_samples: 4, seq_len: 32, seed: 7}
 compile:
   target: cpu
@@ -105,6 +106,8 @@ def test_paths_are_taken_from_the_recipes_directory(write: Any, tmp_path: Path) 
         ("quantize: {group_size: 64.5}", "quantize.group_size: 64.5 is not accepted."),
         ("quantize: {symmetric: 1}", "quantize.symmetric: 1 is not accepted. Give true or false."),
         ("quantize: {calibration: {seed: '3'}}", "seed: '3' is not accepted. Give an integer of at least 0."),
+        ("quantize: {bits_budget: 0}", "quantize.bits_budget: 0 is not accepted. Give a number above 0."),
+        ("quantize: {size_budget: 90}", "quantize.size_budget: 90 is not accepted. Give text, not empty."),
         ("quantize: 3", "quantize: 3 is not accepted. Give a mapping."),
         ("quantize:", "quantize: None is not accepted. Give a mapping."),
         ("compile: {target: cuda}", "compile.target: 'cuda' is not accepted. Give 'cpu'."),
@@ -142,7 +145,7 @@ def test_all_mistakes_are_told_at_once(write: Any) -> None:
         ("a: [\n", "not valid YAML"),
         ("version: 1\nmodel: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
         ("version: 1\nmodel: 2020-01-01\n", "no text, number, list or mapping"),
-        ("version: 1\nmodel: m\nquantize: {scheme: w3}\n", "Unknown scheme 'w3'. Valid schemes: w4a16-gptq"),
+        ("version: 1\nmodel: m\nquantize: {scheme: w3}\n", "Unknown scheme 'w3'. Valid schemes: w2a16-gptq"),
     ],
 )
 def test_files_that_are_no_recipes_are_refused(text: str, said: str, write: Any) -> None:

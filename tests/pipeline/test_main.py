@@ -113,6 +113,12 @@ REFUSALS = (
     (("--seed", "99999999999999999999999"), "calibration.seed"),
     (("--scheme", "w4a16-rtn", "--num-samples", "5"), "calibrates nothing"),
     (("--out", ""), "does not name a directory"),
+    (("--bits-budget", "1.5"), "cannot be met: with 2 bits, group 32"),
+    (("--size-budget", "10kB"), "and its weight files 0."),
+    (("--size-budget", "small"), "90MB or 4.2GB"),
+    (("--bits-budget", "4", "--for", "tensorrt-llm"), "one width for all modules"),
+    (("--bits-budget", "4", "--format", "gptq"), "one width for all modules"),
+    (("--bits-budget", "4", "--scheme", "w8a8-fp8"), "has none to choose from"),
 )
 
 

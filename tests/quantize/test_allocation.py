@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitsmith.quantize.allocation import Option, Unit, allocate, largest_bytes, smallest_bytes
-from bitsmith.quantize.bit_choice import BitChoice, packed_bytes
+from bitsmith.quantize.bit_choice import SHAPE_BYTES, BitChoice, packed_bytes
 from bitsmith.quantize.compressed_tensors import pack_weight
 from bitsmith.quantize.qparams import Grid
 from bitsmith.quantize.rtn import rtn_quantize
@@ -101,8 +101,8 @@ def test_sizes_without_a_common_divisor_still_meet_the_budget() -> None:
 def test_bytes_are_those_that_packing_gives(
     num_bits: int, group_size: int, symmetric: bool, rows: int, columns: int
 ) -> None:
-    choice = BitChoice(num_bits, group_size)  # type: ignore[arg-type]
+    choice = BitChoice(num_bits, group_size)
     grid = Grid(num_bits, choice.columns_per_scale(columns), symmetric, torch.bfloat16)
     tensors = pack_weight("m", rtn_quantize(torch.randn(rows, columns), grid))
     written = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    assert packed_bytes((rows, columns), choice, 2, symmetric=symmetric) == written
+    assert packed_bytes((rows, columns), choice, 2, symmetric=symmetric) + SHAPE_BYTES == written

@@ -5,6 +5,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from bitsmith.core.manifest import read_manifest, verify_files
 from bitsmith.core.progress import Reporter
 from bitsmith.core.scheme import QuantizationScheme, parse_scheme_name
 from bitsmith.quantize.backend import NativeBackend, choose_backend
+from bitsmith.quantize.budget import Budget
 from bitsmith.quantize.fp8_weight import to_fp8
 from bitsmith.quantize.job import QuantizeJob, plan_quantize
 from bitsmith.quantize.modelopt_backend import ModelOptBackend
@@ -335,6 +337,11 @@ def test_unfinished_runs_of_its_own_start_over_and_those_of_others_are_kept(
     (partial / "stale").write_text("of a killed run")
     manifest = backend.quantize(job, backend.plan(job), reporter)
     assert "stale" not in manifest.files
+
+
+def test_a_budget_is_refused(job: QuantizeJob, backend: ModelOptBackend) -> None:
+    with pytest.raises(Refused, match=r"bits_budget 5 with --backend modelopt: .* one width"):
+        backend.plan(replace(job, budget=Budget(bits=5.0)))
 
 
 @pytest.mark.parametrize(
