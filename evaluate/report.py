@@ -1,7 +1,8 @@
 """The quality report as an object and as report.json; the other two forms are made from the same object.
 
 `details` of a report holds `measurements` (metrics with their estimates), `not_measured` (metric -> why),
-`known_metrics` (name -> title), `suites` (what plots and lists show), once judged `gate` and `judgements`.
+`known_metrics` (name -> title), `suites` (what plots and lists show), once judged `gate` and `judgements`,
+and `ladder` where it was found by trying several sizes.
 """
 
 import dataclasses
@@ -98,7 +99,7 @@ def report_from_json(body: dict[str, Any]) -> QualityReport:
         )
     try:
         details = {key: body[key] for key in ("not_measured", "known_metrics", "suites")}
-        details |= {key: body[key] for key in ("gate", "judgements") if key in body}
+        details |= {key: body[key] for key in ("gate", "judgements", "ladder") if key in body}
         details["measurements"] = body["metrics"]
         outcomes = tuple(RuleOutcome(**{**o, "verdict": Verdict(o["verdict"])}) for o in body["outcomes"])
         verdict = None if body["verdict"] is None else Verdict(body["verdict"])

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bitsmith.core.quality import QualityReport
+from bitsmith.evaluate.ladder import LADDER_LEAD, ladder_table
 from bitsmith.evaluate.report_text import facts, number, samples_text, task_sections, verdict_text
 
 _SPECIAL = "\\`*_[]|#"
@@ -28,6 +29,8 @@ def render_markdown(report: QualityReport) -> str:
     if text is not None and text["is_fallback"]:
         lines += [f"**The evaluation text is a fallback:** {_escape(text['name'])}.", ""]
     lines += _gate(report)
+    if "ladder" in details:
+        lines += ["## Ladder of tries", "", LADDER_LEAD, "", *_table(*ladder_table(details["ladder"]))]
     lines += ["## Metrics", ""]
     header = ("metric", "name in a gate", "value", "standard error", "samples")
     rows = [_metric_row(entry) for entry in details["measurements"]]

@@ -11,6 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bitsmith.core.quality import QualityReport
+from bitsmith.evaluate.ladder import LADDER_LEAD, ladder_table
 from bitsmith.evaluate.measurement import measurement_from_json
 from bitsmith.evaluate.plots import interval_strip, kl_histogram, position_profile, window_differences
 from bitsmith.evaluate.report_text import facts, limit_text, number, samples_text, task_sections, verdict_text
@@ -43,6 +44,8 @@ def render_page(report: QualityReport) -> str:
         cards=_cards(entries),
         gate_source=details.get("gate", {}).get("source"),
         judgements=[_judgement(body, report) for body in details.get("judgements", [])],
+        ladder_lead=LADDER_LEAD,
+        ladder=ladder_table(details["ladder"]) if "ladder" in details else None,
         plots=None if tokens is None else _plots(tokens, entries),
         percentiles=[] if tokens is None else _percentiles(tokens),
         metrics=[_metric_row(entry) for entry in entries.values()],

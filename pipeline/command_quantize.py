@@ -195,6 +195,8 @@ def say_plan(plan: QuantizePlan, reporter: Reporter) -> None:
         f"scheme {describe_scheme(scheme, plan.budget)}, KV cache {scheme.kv_cache}{form}: "
         f"{len(plan.selection.shapes)} modules, {len(plan.selection.unquantized)} left as they are"
     )
+    if plan.budget is not None:
+        reporter.say(plan.budget.describe())
     seconds = "time not known" if estimate.seconds is None else f"{estimate.seconds:.0f} s"
     reporter.say(
         f"estimate: {seconds}, {estimate.peak_memory_bytes / 2**30:.1f} GiB of memory, "

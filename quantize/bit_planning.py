@@ -5,9 +5,9 @@ from typing import Any
 
 from bitsmith.core.checkpoint import CheckpointReader
 from bitsmith.core.digest import stage_key
-from bitsmith.core.errors import Refused
+from bitsmith.core.errors import Refused, WorkFailed
 from bitsmith.core.progress import Reporter
-from bitsmith.quantize.allocation import Unit
+from bitsmith.quantize.allocation import Unit, smallest_bytes
 from bitsmith.quantize.bit_plan import BitPlan, read_units
 from bitsmith.quantize.decoder_stack import DecoderStack
 from bitsmith.quantize.plan import QuantizeJob, QuantizePlan
@@ -26,6 +26,13 @@ def make_bit_plan(
     units = _taken_over(job.measured, key)
     if units is None:
         units = _measured(plan, reader, ResumeState(partial, {"measurements": key}, STATE_NAME), reporter)
+    least = smallest_bytes(units)
+    if least > plan.budget.limit_bytes:
+        raise WorkFailed(
+            f"{plan.budget.budget} cannot be met: modules that the model's forward never calls keep the "
+            f"scheme's {plan.scheme.num_bits} bits, so that the least is "
+            f"{8 * least / plan.budget.num_weights:.3f} bits a weight. Give a larger budget."
+        )
     bit_plan = BitPlan.of(key, units, plan.budget.limit_bytes)
     bit_plan.write(partial)
     for line in describe_bit_plan(bit_plan.summary()):

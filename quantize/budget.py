@@ -64,6 +64,15 @@ class BudgetPlan:
     smallest_bytes: int
     largest_bytes: int
 
+    def describe(self) -> str:
+        """In one line: what is asked for, of what is possible. Scales are counted."""
+        sizes = (self.smallest_bytes, self.limit_bytes, self.largest_bytes)
+        low, asked, high = (8 * size / self.num_weights for size in sizes)
+        return (
+            f"{self.budget}: {asked:.3f} bits a weight, scales counted, of {low:.3f} to {high:.3f} that are "
+            f"possible; weight files of at most {(self.other_bytes + self.limit_bytes) / 1e6:.2f} MB"
+        )
+
     def config(self) -> dict[str, Any]:
         """What enters the stage key."""
         return asdict(self.budget) | {"choices": [str(choice) for choice in self.choices]}
