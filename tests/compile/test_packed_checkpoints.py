@@ -90,10 +90,10 @@ def test_a_mixed_checkpoint_is_one_product_for_modules_that_share_an_input(
 ) -> None:
     path = checkpoint("compressed-tensors", budget=Budget(bits=4.2))
     engine = eager_engine(path)
-    assert "packed as 4" in engine.arithmetic and "int8 weights" in engine.arithmetic
+    assert "3 bits packed as 4" in engine.arithmetic
     products = [specs for name, specs in engine.plan.linears.items() if name != "head"]
     assert all(len(specs) == 1 for specs in products)
-    assert len({(spec.num_bits, spec.checkpoint_bits) for (spec,) in products}) > 2
+    assert len({(spec.num_bits, spec.checkpoint_bits) for (spec,) in products}) > 1
     assert 0 < measure_parity(engine, open_weights(path)).decisive < 1e-4
 
 
