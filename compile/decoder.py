@@ -134,9 +134,8 @@ class GatedMLP(nn.Module):
         self.down = JoinedLinear(f"{name}.down", plan.linears[f"{name}.down"], tensors)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        gate, up = self.gate_up(hidden).chunk(2, dim=1)
-        gate = nn.functional.gelu(gate, approximate="tanh") if self.is_gelu else nn.functional.silu(gate)
-        projected: Tensor = self.down(gate * up)
+        gated = torch.ops.bitsmith.gated_activation(self.gate_up(hidden), self.is_gelu)
+        projected: Tensor = self.down(gated)
         return projected
 
 

@@ -11,11 +11,9 @@ from typing import Literal
 from bitsmith.compile.batch import RequestStep
 from bitsmith.compile.decoder_plan import DecoderPlan, LinearSpec
 
-Role = Literal["qkv", "cache_write", "attention", "output", "gate_up", "down", "head"]
+Role = Literal["qkv", "cache_write", "attention", "output", "gate_up", "activation", "down", "head"]
 Arithmetic = Literal["fp32", "int8"]
 StoredBytes = Mapping[str, int]
-
-_AFTER_ATTENTION: tuple[Role, ...] = ("output", "gate_up", "down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +46,10 @@ def step_work(plan: DecoderPlan, stored: StoredBytes, requests: Sequence[Request
         calls += _linear_calls(plan, stored, f"{name}.qkv", "qkv", num_tokens)
         calls.append(_cache_write(plan, num_tokens))
         calls.append(_attention(plan, layer_index, requests))
-        for role in _AFTER_ATTENTION:
-            calls += _linear_calls(plan, stored, f"{name}.{role}", role, num_tokens)
+        calls += _linear_calls(plan, stored, f"{name}.output", "output", num_tokens)
+        calls += _linear_calls(plan, stored, f"{name}.gate_up", "gate_up", num_tokens)
+        calls.append(OperatorCall("gated_activation", "activation", "fp32", 0, 0))
+        calls += _linear_calls(plan, stored, f"{name}.down", "down", num_tokens)
     calls += _linear_calls(plan, stored, "head", "head", num_logits)
     norms = sum(size for name, size in stored.items() if name.endswith("norm.weight"))
     row_bytes = stored["embedding"] // plan.config.vocab_size

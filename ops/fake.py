@@ -10,6 +10,7 @@ def register_fakes() -> None:
     register("bitsmith::linear_dense")(_linear_dense)
     register("bitsmith::linear_quantized")(_linear_quantized)
     register("bitsmith::linear_fp8")(_linear_fp8)
+    register("bitsmith::gated_activation")(_gated_activation)
     register("bitsmith::write_kv_cache")(_write_kv_cache)
     register("bitsmith::paged_attention")(_paged_attention)
 
@@ -43,6 +44,10 @@ def _linear_fp8(
     activations: int,
 ) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+def _gated_activation(gate_up: Tensor, is_gelu: bool) -> Tensor:
+    return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
 
 
 def _write_kv_cache(

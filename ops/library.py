@@ -27,7 +27,7 @@ SOURCES_DIR = Path(__file__).parent / "csrc"
 LIBRARY_NAME = "operators.so"
 INFO_NAME = "operators.json"
 # Counts up when operators are added or their arguments change: an engine carries its own library.
-OPERATORS_INTERFACE = 3
+OPERATORS_INTERFACE = 4
 
 # Contraction is off so that both forms of a kernel round alike: where a fused multiply-add is wanted, the
 # sources say so.

@@ -78,6 +78,15 @@ def linear_fp8(
     return (y if bias is None else y + bias.double()).float()
 
 
+def gated_activation(gate_up: Tensor, is_gelu: bool) -> Tensor:
+    """gate_up: [tokens, 2 * size], gate then up -> activation(gate) * up, [tokens, size] fp32."""
+    gate, up = gate_up.double().chunk(2, dim=1)
+    activated = (
+        torch.nn.functional.gelu(gate, approximate="tanh") if is_gelu else torch.nn.functional.silu(gate)
+    )
+    return (activated * up).float()
+
+
 def write_kv_cache(states: Tensor, cache: Tensor, slot_mapping: Tensor, scale: float) -> None:
     """Keys or values: [tokens, kv_heads, head_size] into cache [blocks, kv_heads, 16, head_size]."""
     stored = states.float() / torch.tensor(scale, dtype=torch.float32)

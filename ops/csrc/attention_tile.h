@@ -80,15 +80,27 @@ class TileAttention {
     const int64_t begin = std::max(first_, first_position());
     const int64_t end = std::min(first_ + kSegmentTokens, last_position() + 1);
     const int64_t block_begin = begin / kBlockTokens, block_end = (end + kBlockTokens - 1) / kBlockTokens;
-    for (int64_t b = block_begin; b < block_end; ++b) score_block(b);
+    // Blocks lie anywhere in the cache, where the hardware's own prefetch does not find them.
+    for (int64_t b = block_begin; b < block_end; ++b) {
+      const int64_t ahead = b + kBlocksAhead;
+      if (ahead < block_end) {
+        ask_for(p_.key_cache, ahead);
+      } else if (ahead - block_end + block_begin < block_end) {
+        ask_for(p_.value_cache, ahead - block_end + block_begin);
+      }
+      score_block(b);
+    }
     for (int64_t q = 0; q < num_queries_; ++q) {
       exponentials(q, block_begin, block_end, results + q * floats_);
     }
-    for (int64_t b = block_begin; b < block_end; ++b) add_values(b, results);
+    for (int64_t b = block_begin; b < block_end; ++b) {
+      if (b + kBlocksAhead < block_end) ask_for(p_.value_cache, b + kBlocksAhead);
+      add_values(b, results);
+    }
   }
 
  private:
-  static constexpr int64_t kFewQueries = 6;
+  static constexpr int64_t kFewQueries = 6, kBlocksAhead = 2;
 
   Visible visible(int64_t row) const {
     const int64_t position = tile_.first_position + row;
@@ -100,11 +112,21 @@ class TileAttention {
     return scores_ + query * kSegmentTokens + position - first_;
   }
 
-  // Few queries read cells as they are stored; for many a block is widened once.
-  HeadBlock head_block(const void* cache, int64_t block) const {
+  const char* cells_of(const void* cache, int64_t block) const {
     const int64_t cell =
         (tile_.block_table[block] * p_.num_kv_heads + tile_.kv_head) * kBlockTokens * p_.head_size;
-    const char* from = static_cast<const char*>(cache) + cell * cell_bytes(p_.type);
+    return static_cast<const char*>(cache) + cell * cell_bytes(p_.type);
+  }
+
+  void ask_for(const void* cache, int64_t block) const {
+    const char* from = cells_of(cache, block);
+    const int64_t bytes = kBlockTokens * p_.head_size * cell_bytes(p_.type);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+  }
+
+  // Few queries read cells as they are stored; for many a block is widened once.
+  HeadBlock head_block(const void* cache, int64_t block) const {
+    const char* from = cells_of(cache, block);
     const bool is_worth_widening = num_queries_ > kFewQueries && p_.type != CacheType::kFloat32;
     if (padded_ == p_.head_size && !is_worth_widening) return {from, p_.type};
     with_type(p_.type, [&](auto type) { widen<V, type>(from, p_.head_size, padded_, block_); });

@@ -1,6 +1,7 @@
 // The AVX2 form of every kernel.
 #include "activations.h"
 #include "ceilings.h"
+#include "gated_activation.h"
 #include "kv_cache.h"
 #include "linear_dense.h"
 #include "linear_fp8.h"
@@ -12,10 +13,20 @@ namespace bitsmith {
 const Kernels* avx2_kernels() {
 #ifdef BITSMITH_HAS_AVX2
   using V = Avx2Vector8;
-  static const Kernels kernels = {
-      "avx2",      arrange_dense<V>, linear_dense<V>,   arrange_quantized<V>, linear_quantized<V>,
-      write_cache, attend<V>,        attend_segment<V>, merge_segments<V>,
-      arrange_fp8<V>, linear_fp8<V>,    multiply_add_fp32<V>, multiply_add_int8<V>};
+  static const Kernels kernels = {"avx2",
+                                  arrange_dense<V>,
+                                  linear_dense<V>,
+                                  arrange_quantized<V>,
+                                  linear_quantized<V>,
+                                  gated_activation<V>,
+                                  write_cache,
+                                  attend<V>,
+                                  attend_segment<V>,
+                                  merge_segments<V>,
+                                  arrange_fp8<V>,
+                                  linear_fp8<V>,
+                                  multiply_add_fp32<V>,
+                                  multiply_add_int8<V>};
   return &kernels;
 #else
   return nullptr;

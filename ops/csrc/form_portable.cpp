@@ -1,6 +1,7 @@
 // The plain C++ form of every kernel.
 #include "activations.h"
 #include "ceilings.h"
+#include "gated_activation.h"
 #include "kv_cache.h"
 #include "linear_dense.h"
 #include "linear_fp8.h"
@@ -11,10 +12,11 @@ namespace bitsmith {
 
 const Kernels* portable_kernels() {
   using V = PortableVector8;
-  static const Kernels kernels = {
-      "portable",  arrange_dense<V>, linear_dense<V>,   arrange_quantized<V>, linear_quantized<V>,
-      write_cache, attend<V>,        attend_segment<V>, merge_segments<V>,
-      arrange_fp8<V>, linear_fp8<V>,    multiply_add_fp32<V>, multiply_add_int8<V>};
+  static const Kernels kernels = {"portable",           arrange_dense<V>,    linear_dense<V>,
+                                  arrange_quantized<V>, linear_quantized<V>, gated_activation<V>,
+                                  write_cache,          attend<V>,           attend_segment<V>,
+                                  merge_segments<V>,    arrange_fp8<V>,      linear_fp8<V>,
+                                  multiply_add_fp32<V>, multiply_add_int8<V>};
   return &kernels;
 }
 

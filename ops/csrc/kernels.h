@@ -64,6 +64,14 @@ struct Fp8Linear {
   int64_t num_tokens, in_features, padded_in, out_features;
 };
 
+// y[t, i] = activation(gate[t, i]) * up[t, i]; a row of gate_up is gate, then up.
+struct GatedActivation {
+  const float* gate_up;  // [num_tokens, 2 * size], rows `stride` apart
+  float* y;              // [num_tokens, size]
+  int64_t stride, size;
+  bool is_gelu;  // else silu
+};
+
 struct CacheWrite {
   const float* source;  // [num_tokens, num_kv_heads, head_size]
   void* cache;          // [num_blocks, num_kv_heads, 16, head_size]
@@ -107,6 +115,7 @@ struct Kernels {
   void (*arrange_quantized)(const QuantizedLinear&, const float* source, int64_t stride, bool round_bf16,
                             int64_t begin, int64_t end);
   void (*linear_quantized)(const QuantizedLinear&, int64_t block_begin, int64_t block_end);
+  void (*gated_activation)(const GatedActivation&, int64_t token_begin, int64_t token_end);
   void (*write_cache)(const CacheWrite&, int64_t token_begin, int64_t token_end);
   // Whole rows: segments in order, merged as they come. `output` is [num_tokens, num_heads, head_size].
   void (*attend)(const PagedAttention&, const AttentionTile&, float* output);

@@ -9,13 +9,16 @@ namespace bitsmith {
 template <class Stored, class Convert>
 inline void write_cells(const CacheWrite& p, int64_t begin, int64_t end, Convert convert) {
   Stored* cache = static_cast<Stored*>(p.cache);
+  // Copies, because a store of bytes may change any field as far as the compiler knows.
+  const float scale = p.scale;
+  const int64_t size = p.head_size;
   for (int64_t t = begin; t < end; ++t) {
     const int64_t slot = p.slot_mapping[t];
     const int64_t block = slot / kBlockTokens, offset = slot % kBlockTokens;
     for (int64_t h = 0; h < p.num_kv_heads; ++h) {
-      const float* from = p.source + t * p.token_stride + h * p.head_stride;
-      Stored* to = cache + ((block * p.num_kv_heads + h) * kBlockTokens + offset) * p.head_size;
-      for (int64_t d = 0; d < p.head_size; ++d) to[d] = convert(from[d] / p.scale);
+      const float* __restrict from = p.source + t * p.token_stride + h * p.head_stride;
+      Stored* __restrict to = cache + ((block * p.num_kv_heads + h) * kBlockTokens + offset) * size;
+      for (int64_t d = 0; d < size; ++d) to[d] = convert(from[d] / scale);
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "activation_operator.h"
 #include "cache_operators.h"
 #include "ceiling_operators.h"
 #include "forms.h"
@@ -49,6 +50,7 @@ TORCH_LIBRARY(bitsmith, m) {
   m.def(
       "linear_fp8(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int in_features, float input_scale, "
       "int activations) -> Tensor");
+  m.def("gated_activation(Tensor gate_up, bool is_gelu) -> Tensor");
   m.def("ceiling_read(Tensor data) -> int");
   m.def("ceiling_arithmetic(int num_steps, bool is_int8) -> int",
         [](int64_t num_steps, bool is_int8) { return ceiling_arithmetic(num_steps, is_int8); });
@@ -62,6 +64,7 @@ TORCH_LIBRARY_IMPL(bitsmith, CPU, m) {
   m.impl("linear_dense", &linear_dense);
   m.impl("linear_quantized", &linear_quantized);
   m.impl("linear_fp8", &linear_fp8);
+  m.impl("gated_activation", &gated_activation);
   m.impl("ceiling_read", &ceiling_read);
   m.impl("write_kv_cache", &write_kv_cache);
   m.impl("paged_attention", &paged_attention);

@@ -22,6 +22,13 @@ inline int64_t num_threads() {
   return chosen > 0 ? chosen : at::get_num_threads();
 }
 
+// Where the i-th part to be begun lies: threads that take turns each walk through a range of their own, which
+// memory serves faster than parts that alternate between them.
+inline int64_t part_at(int64_t i, int64_t num_parts, int64_t num_ranges) {
+  const int64_t range = i % num_ranges, each = num_parts / num_ranges, larger = num_parts % num_ranges;
+  return range * each + std::min(range, larger) + i / num_ranges;
+}
+
 // Runs f(begin, end) over parts of [0, count). `unit_bytes` is what one unit streams, or its arithmetic
 // expressed so (two products like a byte); what one thread does in a few µs is not split.
 template <class F>
@@ -34,16 +41,16 @@ void for_each(int64_t count, int64_t unit_bytes, int64_t largest_part, const F& 
   }
   struct Context {
     const F& f;
-    int64_t count, part;
+    int64_t count, part, num_parts, num_ranges;
   };
-  const Context context{f, count,
-                        std::clamp<int64_t>(count / (kPartsPerThread * threads), 1, largest_part)};
+  const int64_t part = std::clamp<int64_t>(count / (kPartsPerThread * threads), 1, largest_part);
+  const Context context{f, count, part, ceil_div(count, part), threads};
   const auto do_part = [](const void* data, int64_t index) {
     const auto& c = *static_cast<const Context*>(data);
-    c.f(index * c.part, std::min((index + 1) * c.part, c.count));
+    const int64_t begin = part_at(index, c.num_parts, c.num_ranges) * c.part;
+    c.f(begin, std::min(begin + c.part, c.count));
   };
-  ThreadPool::instance().run(threads, static_cast<uint32_t>(ceil_div(count, context.part)), do_part,
-                             &context);
+  ThreadPool::instance().run(threads, static_cast<uint32_t>(context.num_parts), do_part, &context);
 }
 
 }  // namespace bitsmith
