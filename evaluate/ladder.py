@@ -31,7 +31,7 @@ class LadderTry:
     engine_bytes: int
     verdict: Verdict
     metrics: Mapping[str, float | None]
-    reasons: Sequence[str]
+    reasons: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "verdict": str(self.verdict), "reasons": list(self.reasons)}

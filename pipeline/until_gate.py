@@ -177,7 +177,7 @@ def _try(plan: LadderPlan, bits: float, reporter: Reporter) -> LadderTry:
         engine_bytes=_bytes(chain.engine_job.out, engine.files),
         verdict=report.verdict,
         metrics={rule.metric: finite_or_none(values.get(rule.metric, math.nan)) for rule in report.outcomes},
-        reasons=[f"{rule.metric}: {rule.reason}" for rule in report.outcomes if rule.verdict != "PASS"],
+        reasons=tuple(f"{rule.metric}: {rule.reason}" for rule in report.outcomes if rule.verdict != "PASS"),
     )
 
 
