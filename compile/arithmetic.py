@@ -8,16 +8,13 @@ from bitsmith.compile.decoder_plan import Activations, DecoderPlan, KVCacheType,
 from bitsmith.compile.packing import engine_weight
 from bitsmith.core.errors import Refused
 from bitsmith.core.scheme import ActivationScale
-from bitsmith.ops.isa import cpu_flags
+from bitsmith.ops.isa import cpu_flags, fastest_form
 from bitsmith.quantize.int8_weight import Int8Weight
 from bitsmith.quantize.kv_scales import KV_GRID_END, ScaledKVCache, converted_scale
 from bitsmith.quantize.weight import QuantizedWeight
 from bitsmith.quantize.weight_source import WeightSource
 
 KVScale = Literal["calibrated", "ones"]
-
-# What the vectorised form of the int8 product needs; VNNI is not a condition (docs/adr/0005).
-_INT8_FLAGS = frozenset({"avx2", "fma", "f16c"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,8 @@ def resolve_activations(
         )
     if requested != "auto":
         return requested
-    return "int8" if is_quantized and cpu_flags() >= _INT8_FLAGS else "bf16"
+    # The int8 product is vectorised in every form but one; VNNI is not a condition (docs/adr/0005).
+    return "int8" if is_quantized and fastest_form(cpu_flags()) != "portable" else "bf16"
 
 
 def resolve_kv_cache(

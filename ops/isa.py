@@ -22,6 +22,7 @@ _FLAG_OF_MACRO = {
     "__FMA__": "fma",
     "__AVX2__": "avx2",
     "__AVXVNNI__": "avx_vnni",
+    "__GFNI__": "gfni",
     "__AVX512F__": "avx512f",
     "__AVX512BW__": "avx512bw",
     "__AVX512DQ__": "avx512dq",
@@ -29,6 +30,7 @@ _FLAG_OF_MACRO = {
     "__AVX512CD__": "avx512cd",
     "__AVX512VBMI__": "avx512vbmi",
     "__AVX512VBMI2__": "avx512_vbmi2",
+    "__AVX512IFMA__": "avx512ifma",
     "__AVX512VNNI__": "avx512_vnni",
     "__AVX512BITALG__": "avx512_bitalg",
     "__AVX512VPOPCNTDQ__": "avx512_vpopcntdq",
@@ -38,6 +40,22 @@ _FLAG_OF_MACRO = {
     "__AMX_INT8__": "amx_int8",
     "__AMX_BF16__": "amx_bf16",
 }
+
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+
+# Forms of the operators' kernels, fastest first, and the processor flags that each takes.
+FORM_ISA = {
+    "avx512_vnni": _AVX2 | _AVX512 | {"avx512_vnni"},
+    "avx_vnni": _AVX2 | {"avx_vnni"},
+    "avx2": _AVX2,
+    "portable": frozenset[str](),
+}
+
+
+def fastest_form(flags: frozenset[str]) -> str:
+    """The form of the kernels that a build for a processor with these flags takes."""
+    return next(form for form, needed in FORM_ISA.items() if needed <= flags)
 
 
 def enabled_isa(compiler: str, flags: Sequence[str]) -> tuple[str, ...]:

@@ -14,13 +14,13 @@ from bitsmith.core.cache import cache_dir
 from bitsmith.core.errors import Refused
 from bitsmith.core.progress import Reporter
 from bitsmith.core.versions import TESTED_TORCH
-from bitsmith.ops.isa import cpu_flags
+from bitsmith.ops.isa import cpu_flags, fastest_form
 from bitsmith.pipeline.command_result import CommandResult
 from bitsmith.pipeline.gpu_check import exit_code, run_steps
 from bitsmith.pipeline.gpu_steps import gpu_steps
 
 Status = Literal["ok", "note", "missing"]
-_ISA_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8")
+_ISA_FLAGS = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8")
 _GPU_CHECK_OUT = Path("runs/gpu-check")
 _MIN_FREE_BYTES = 5_000_000_000
 
@@ -71,8 +71,10 @@ def _system() -> Finding:
 def _processor() -> Finding:
     flags = cpu_flags()
     present = [flag for flag in _ISA_FLAGS if flag in flags]
+    form = fastest_form(flags)
     found = f"{os.cpu_count()} cores; {', '.join(present) or 'no vector extensions that matter here'}"
-    if "avx2" in present:
+    found += f"; operators in their {form} form"
+    if form != "portable":
         return Finding("processor", "ok", found)
     return Finding("processor", "note", found, "the native engine falls back to its portable operators: slow")
 

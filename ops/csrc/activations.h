@@ -21,7 +21,7 @@ inline float largest_magnitude(const float* x, int64_t count) {
   return max_lanes(largest) + sum_lanes(poison);
 }
 
-// A group of one token to int8, in the order that the kernel of this weight width reads.
+// A group of one token to int8, in the width and order that the kernel reads.
 template <class V>
 inline void quantize_group(const QuantizedLinear& p, const float* from, int64_t at, int64_t of_group) {
   const float largest = largest_magnitude<V>(from, p.group_size);
@@ -31,7 +31,7 @@ inline void quantize_group(const QuantizedLinear& p, const float* from, int64_t 
     const V rounded = (V::load(from + k) * factor).round();
     const V q = V::max(V::min(rounded, V::set(127.0f)), V::set(-127.0f));
     sum = sum + q;
-    if (p.num_bits == 4) {
+    if (p.activations.x_int8 != nullptr) {
       q.store_int8(p.activations.x_int8 + at + k);
     } else {
       q.store_int16_swapped(p.activations.x_int16 + at + k);

@@ -12,11 +12,23 @@ namespace bitsmith {
 
 const Kernels* portable_kernels() {
   using V = PortableVector8;
-  static const Kernels kernels = {"portable",           arrange_dense<V>,    linear_dense<V>,
-                                  arrange_quantized<V>, linear_quantized<V>, gated_activation<V>,
-                                  write_cache,          attend<V>,           attend_segment<V>,
-                                  merge_segments<V>,    arrange_fp8<V>,      linear_fp8<V>,
-                                  multiply_add_fp32<V>, multiply_add_int8<V>};
+  static const Kernels kernels = {
+      .name = "portable",
+      .widens_int8 = true,
+      .arrange_dense = arrange_dense<V>,
+      .linear_dense = linear_dense<V>,
+      .arrange_quantized = arrange_quantized<V>,
+      .linear_quantized = linear_quantized<V>,
+      .gated_activation = gated_activation<V>,
+      .write_cache = write_cache,
+      .attend = attend<V>,
+      .attend_segment = attend_segment<V>,
+      .merge_segments = merge_segments<V>,
+      .arrange_fp8 = arrange_fp8<V>,
+      .linear_fp8 = linear_fp8<V>,
+      .multiply_add_fp32 = multiply_add_fp32<V>,
+      .multiply_add_int8 = multiply_add_int8<V>,
+  };
   return &kernels;
 }
 

@@ -1,5 +1,5 @@
 // What an operator asks of a kernel: plain structs over raw pointers, and one table of functions per form
-// (portable C++, AVX2). Operators check tensors and split work over threads; kernels do a range of it.
+// (`forms.h` lists them). Operators check tensors and split work over threads; kernels do a range of it.
 //
 // Every kernel computes an output element by one order of operations, whatever the number of rows.
 #pragma once
@@ -32,8 +32,8 @@ struct DenseLinear {
 // Rows of activations as the quantized kernels want them. Only the fields that the mode needs are set.
 struct ArrangedActivations {
   float* x;          // [num_tokens, in_features], modes fp32 and bf16
-  int8_t* x_int8;    // [num_tokens, in_features], int8 with 4-bit weights
-  int16_t* x_int16;  // [num_tokens, in_features], int8 with 8-bit weights; each four are x0 x2 x1 x3
+  int8_t* x_int8;    // [num_tokens, in_features], int8; null where the form takes x_int16
+  int16_t* x_int16;  // [num_tokens, in_features], the same in 16 bits; each four are x0 x2 x1 x3
   float* scale;      // [num_tokens, num_groups], int8: real = x * scale
   int32_t* sum;      // [num_tokens, num_groups], int8: sum of the integers of a group
 };
@@ -109,6 +109,7 @@ constexpr int64_t attention_result_floats(int64_t head_size) { return padded_hea
 
 struct Kernels {
   const char* name;
+  bool widens_int8;  // products of 8-bit weights and int8 activations take x_int16, not x_int8
   void (*arrange_dense)(const DenseLinear&, const float* source, int64_t stride, bool round_bf16, float* x,
                         int64_t begin, int64_t end);
   void (*linear_dense)(const DenseLinear&, int64_t row_begin, int64_t row_end);
@@ -133,6 +134,9 @@ struct Kernels {
 };
 
 const Kernels* portable_kernels();
-const Kernels* avx2_kernels();  // null where the build has no AVX2
+// Null where the build has not the instructions.
+const Kernels* avx2_kernels();
+const Kernels* avx_vnni_kernels();
+const Kernels* avx512_vnni_kernels();
 
 }  // namespace bitsmith

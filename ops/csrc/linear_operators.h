@@ -112,7 +112,7 @@ inline void assign_scratch(QuantizedLinear& p) {
     p.activations.x = scratch<float, OfQuantized>(inputs);
     return;
   }
-  if (p.num_bits == 4) {
+  if (p.num_bits == 4 || !kernels().widens_int8) {
     p.activations.x_int8 = scratch<int8_t, OfQuantized>(inputs);
   } else {
     p.activations.x_int16 = scratch<int16_t, OfQuantized>(inputs);

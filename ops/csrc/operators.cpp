@@ -15,7 +15,7 @@ namespace bitsmith {
 namespace {
 
 void select_form(c10::string_view name) {
-  for (const Kernels* form : {portable_kernels(), avx2_kernels()}) {
+  for (const Kernels* form : all_forms()) {
     if (form != nullptr && name == form->name) {
       active_kernels.store(form);
       return;

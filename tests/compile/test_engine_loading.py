@@ -18,6 +18,8 @@ from bitsmith.core.artifact import hash_files
 from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import MANIFEST_NAME, read_manifest
 from bitsmith.core.progress import Reporter
+from bitsmith.ops import isa
+from bitsmith.ops.isa import FORM_ISA
 
 
 @pytest.fixture
@@ -85,6 +87,20 @@ def test_an_engine_for_another_world_names_both_values_and_the_rebuild(
     text = str(refusal.value)
     assert str(value if isinstance(value, str) else value[0]) in text
     assert field == "isa" or str(built) in text
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_an_engine_of_a_wider_processor_names_what_this_one_lacks(
+    copied_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels are in another form too, so that nothing of it may be loaded."""
+    narrow, wide = FORM_ISA["avx2"], FORM_ISA["avx512_vnni"]
+    config = dict(read_manifest(copied_engine).config)
+    _rewrite_manifest(copied_engine, config=config | {"isa": sorted(wide)})
+    monkeypatch.setattr(isa, "cpu_flags", lambda: narrow)
+    with pytest.raises(Refused, match="bitsmith compile") as refusal:
+        Engine.load(copied_engine, trust=True)
+    assert ", ".join(sorted(wide - narrow)) in str(refusal.value)
 
 
 @pytest.mark.usefixtures("nothing_is_loaded")

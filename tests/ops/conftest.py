@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from bitsmith.core.progress import Reporter
+from bitsmith.ops.isa import FORM_ISA
 from bitsmith.ops.library import COMPILE_FLAGS, SANITIZER_FLAGS, build_operators, load_operators
 
-FORMS = ("portable", "avx2")
+FORMS = tuple(FORM_ISA)
 
 
 @pytest.fixture(scope="session")
