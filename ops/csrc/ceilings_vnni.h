@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ceilings.h"
+#include "rows16_avx512.h"
 
 namespace bitsmith {
 
@@ -22,5 +23,23 @@ int64_t multiply_add_int8_vnni(int64_t num_steps) {
   for (auto& sum : sums) keep(sum);
   return num_steps * kSums * kRowBlock * 4 * 2;
 }
+
+#ifdef BITSMITH_HAS_AVX512_VNNI
+
+// As multiply_add_fp32, in sixteen lanes.
+inline int64_t multiply_add_fp32_avx512(int64_t num_steps) {
+  __m512 factor = _mm512_set1_ps(0.999f), addend = _mm512_set1_ps(0.001f), sums[kFloatChains];
+  keep(factor);
+  keep(addend);
+  for (int i = 0; i < kFloatChains; ++i) sums[i] = _mm512_set1_ps(static_cast<float>(i));
+  for (int64_t step = 0; step < num_steps; ++step) {
+#pragma GCC unroll 10
+    for (int i = 0; i < kFloatChains; ++i) sums[i] = _mm512_fmadd_ps(sums[i], factor, addend);
+  }
+  for (__m512& sum : sums) keep(sum);
+  return num_steps * kFloatChains * 16 * 2;
+}
+
+#endif
 
 }  // namespace bitsmith

@@ -1,9 +1,10 @@
-// The form with AVX-512: products of int8 activations by vpdpbusd, the rest as AVX2 does it.
+// The form with AVX-512: products of int8 activations by vpdpbusd, dense products in sixteen lanes, the rest
+// as AVX2 does it.
 #include "activations.h"
 #include "ceilings_vnni.h"
 #include "gated_activation.h"
 #include "kv_cache.h"
-#include "linear_dense.h"
+#include "linear_dense_avx512.h"
 #include "linear_fp8.h"
 #include "linear_quantized_vnni.h"
 #include "paged_attention.h"
@@ -19,7 +20,7 @@ const Kernels* avx512_vnni_kernels() {
       .name = "avx512_vnni",
       .widens_int8 = false,
       .arrange_dense = arrange_dense<V>,
-      .linear_dense = linear_dense<V>,
+      .linear_dense = linear_dense_avx512,
       .arrange_quantized = arrange_quantized<V>,
       .linear_quantized = linear_quantized_vnni<R>,
       .gated_activation = gated_activation<V>,
@@ -29,7 +30,7 @@ const Kernels* avx512_vnni_kernels() {
       .merge_segments = merge_segments<V>,
       .arrange_fp8 = arrange_fp8<V>,
       .linear_fp8 = linear_fp8<V>,
-      .multiply_add_fp32 = multiply_add_fp32<V>,
+      .multiply_add_fp32 = multiply_add_fp32_avx512,
       .multiply_add_int8 = multiply_add_int8_vnni<R>,
   };
   return &kernels;

@@ -30,8 +30,7 @@ struct UnsignedWeights {
   }
 };
 
-// A token's sum is kept in several registers where tokens are few: an instruction waits for the one before
-// it.
+// Where tokens are few, a token has several sums: an instruction waits for the one before it.
 template <class R, int num_tokens>
 constexpr int kSumsPerToken = std::clamp(R::kTokens / num_tokens, 1, 4);
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from bitsmith.core.progress import Reporter
-from bitsmith.ops.isa import FORM_ISA
+from bitsmith.ops.isa import FORM_ISA, cpu_flags
 from bitsmith.ops.library import COMPILE_FLAGS, SANITIZER_FLAGS, build_operators, load_operators
 
-FORMS = tuple(FORM_ISA)
+# Those that this processor can run.
+FORMS = tuple(form for form, needed in FORM_ISA.items() if needed <= cpu_flags())
 
 
 @pytest.fixture(scope="session")

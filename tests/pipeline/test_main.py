@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bitsmith.ops.isa import cpu_flags, fastest_form
 from bitsmith.pipeline.main import COMMANDS, main
 
 
@@ -74,6 +75,7 @@ def test_doctor_looks_at_everything_and_succeeds() -> None:
     findings = {finding["subject"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert findings["torch"]["status"] == "ok"
     assert findings["C++ compiler"]["found"]
+    assert f"operators in their {fastest_form(cpu_flags())} form" in findings["processor"]["found"]
 
 
 def test_an_unknown_scheme_lists_the_valid_ones(tmp_path: Path) -> None:

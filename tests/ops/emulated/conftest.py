@@ -63,5 +63,20 @@ def linear_quantized(emulated: ctypes.CDLL) -> Callable[..., torch.Tensor]:
     return run
 
 
+@pytest.fixture(scope="session")
+def linear_dense(emulated: ctypes.CDLL) -> Callable[..., torch.Tensor]:
+    """What the operator does with fp32 activations, in a form by name."""
+
+    def run(form: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        assert x.is_contiguous() and x.dtype == torch.float32
+        y = torch.empty(x.shape[0], weight.shape[0])
+        sizes = torch.tensor([x.shape[0], weight.shape[1], weight.shape[0]])
+        is_bf16 = ctypes.c_bool(weight.dtype == torch.bfloat16)
+        emulated.linear_dense(form.encode(), _pointer(sizes), is_bf16, *map(_pointer, (x, weight, bias, y)))
+        return y
+
+    return run
+
+
 def _pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())

@@ -55,6 +55,26 @@ EXPORTED void linear_quantized(const char* form, const int64_t* sizes, bool scal
   table.linear_quantized(p, 0, blocks / 2);
 }
 
+// sizes: num_tokens, in_features, out_features. x: contiguous rows.
+EXPORTED void linear_dense(const char* form, const int64_t* sizes, bool is_bf16, const float* x,
+                           const void* weight, const float* bias, float* y) {
+  const Kernels& table = *form_named(form);
+  DenseLinear p{};
+  p.num_tokens = sizes[0];
+  p.in_features = sizes[1];
+  p.out_features = sizes[2];
+  p.padded_in = (p.in_features + 15) / 16 * 16;
+  p.is_bf16 = is_bf16;
+  p.weight = weight;
+  p.bias = bias;
+  p.y = y;
+  std::vector<float> arranged(static_cast<size_t>(p.num_tokens * p.padded_in));
+  p.x = arranged.data();
+  table.arrange_dense(p, x, p.in_features, false, arranged.data(), 0, p.num_tokens);
+  table.linear_dense(p, p.out_features / 2, p.out_features);
+  table.linear_dense(p, 0, p.out_features / 2);
+}
+
 EXPORTED int64_t multiply_add(const char* form, int64_t num_steps, bool is_int8) {
   const Kernels& table = *form_named(form);
   return (is_int8 ? table.multiply_add_int8 : table.multiply_add_fp32)(num_steps);

@@ -89,6 +89,17 @@ inline __m512i _mm512_cvtepu16_epi32(__m256i a) {
   return each_dword([&](int j) { return static_cast<uint32_t>(word[j]); });
 }
 
+// The upper half is undefined: here it is what no result may hold.
+inline __m512i _mm512_castsi256_si512(__m256i a) {
+  __m512i dst = _mm512_set1_epi32(0x7fc0dead);
+  std::memcpy(&dst, &a, sizeof(a));
+  return dst;
+}
+inline __m512i _mm512_inserti64x4(__m512i a, __m256i b, int imm8) {
+  std::memcpy(a.dword + 8 * (imm8 & 1), &b, sizeof(b));
+  return a;
+}
+
 // src + four products of an unsigned byte of a and a signed byte of b; 32 bits, without saturation.
 inline uint32_t dpbusd(uint32_t src, uint32_t a, uint32_t b) {
   for (int i = 0; i < 4; ++i) {
@@ -120,6 +131,11 @@ inline __m512 _mm512_loadu_ps(const void* p) {
   __m512 dst;
   std::memcpy(&dst, p, sizeof(dst));
   return dst;
+}
+inline __m512 _mm512_broadcast_f32x8(__m256 a) {
+  float lane[8];
+  std::memcpy(lane, &a, sizeof(lane));
+  return each_float([&](int j) { return lane[j % 8]; });
 }
 inline __m512 _mm512_castsi512_ps(__m512i a) { return same_bits<__m512>(a); }
 inline __m512 _mm512_cvtepi32_ps(__m512i a) {

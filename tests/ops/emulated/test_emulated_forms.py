@@ -78,6 +78,25 @@ def test_the_bits_are_those_of_the_portable_form(
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dense_bits_are_those_of_the_portable_form(
+    linear_dense: Linear, ops: Any, dtype: torch.dtype, form: str
+) -> None:
+    """Rows and inputs that no tile divides; more tokens and wider rows than one pass takes."""
+    torch.manual_seed(1)
+    usual = ops.active_form()
+    ops.select_form("portable")
+    shapes = [(t, 5 * t + 1, 4 * t + 3) for t in range(18)] + [(3, 4000, 25), (33, 1600, 27)]
+    for num_tokens, in_features, out_features in shapes:
+        weight = torch.randn(out_features, in_features).to(dtype)
+        x = torch.randn(num_tokens, in_features)
+        for bias in (None, torch.randn(out_features)):
+            y = linear_dense(form, x, weight, bias)
+            assert torch.equal(y, ops.linear_dense(x, weight, bias, 0)), (num_tokens, in_features)
+    ops.select_form(usual)
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("group_size", [8, 32, 65536])
 @pytest.mark.parametrize("num_bits", [4, 8])
 def test_sums_at_the_extremes_are_exact(
@@ -87,8 +106,8 @@ def test_sums_at_the_extremes_are_exact(
     low, high = -(1 << (num_bits - 1)), (1 << (num_bits - 1)) - 1
     columns = max(group_size, 64)
     of_groups = (16, columns // group_size)
-    signs = torch.tensor([1, -1]).repeat(columns // 2)
-    for value, zero, sign in itertools.product((low, high), (None, low, high), (1, -1, signs)):
+    signs = (torch.tensor(1), torch.tensor(-1), torch.tensor([1, -1]).repeat(columns // 2))
+    for value, zero, sign in itertools.product((low, high), (None, low, high), signs):
         values = torch.full((16, columns), value, dtype=torch.int8)
         zero_point = None if zero is None else torch.full(of_groups, zero, dtype=torch.int8)
         packed = pack_quantized(values, torch.ones(of_groups), zero_point, group_size, num_bits)
