@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from bitsmith.compile import trusted_engines
 from bitsmith.compile.compile_plan import CompileJob, CompilePlan, plan_compile
 from bitsmith.core.artifact import ArtifactSpec, find_finished, read_finished, write_artifact
+from bitsmith.core.cache import cache_dir
 from bitsmith.core.errors import Refused
 from bitsmith.core.manifest import MANIFEST_NAME, Manifest, read_manifest, verify_files
 from bitsmith.core.model_ref import source_digest
@@ -168,13 +170,15 @@ def test_a_real_engine_that_passes_is_compiled_judged_and_served(
     recipe_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(until_gate, "RUNG_BITS", 4.5)
+    # The process that serves reads the user's own list of engines, whatever tests before this one use.
+    monkeypatch.setattr(trusted_engines, "cache_dir", cache_dir)
     gate, runs = write_gate(tmp_path, 1.0), tmp_path / "runs"
     code = main(["run", str(recipe_path), "--runs", str(runs), "--until-gate", str(gate), "--json"])
     captured = capsys.readouterr()
     assert code == 0, captured.err
     document = json.loads(captured.out)
     assert document["verdict"] == "PASS" and document["bits_budget"] == 4.5
-    assert document["served"] and "packed as 4" in document["engine"]
+    assert document["served"] and "int4 weights (group 32)" in document["engine"]
     assert read_manifest(runs / "tiny" / "engine").kind == "engine"
     assert read_report(runs / "tiny" / "report").details["ladder"] == document["ladder"]
 
