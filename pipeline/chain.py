@@ -226,7 +226,7 @@ def _measure(plan: ChainPlan, report: QualityReport, key: str, reporter: Reporte
         report=str(plan.root / "report" / "report.html"),
         serve_command=f"bitsmith serve {plan.engine_job.out} --speculate {serve.speculate} "
         f"--host {serve.host} --port {serve.port}",
-        size_bytes=Pair(weight_bytes(plan.source.path), _artifact_bytes(plan.engine_job.out)),
+        size_bytes=Pair(weight_bytes(plan.source.path), artifact_bytes(plan.engine_job.out)),
         perplexity=Pair(metrics["baseline_perplexity"], metrics["perplexity"]),
         decode_tokens_per_s=Pair(speed["baseline"].tokens_per_s, speed["engine"].tokens_per_s),
         gigabytes_per_s=Pair(speed["baseline"].gigabytes_per_s, speed["engine"].gigabytes_per_s),
@@ -236,5 +236,6 @@ def _measure(plan: ChainPlan, report: QualityReport, key: str, reporter: Reporte
     )
 
 
-def _artifact_bytes(directory: Path) -> int:
+def artifact_bytes(directory: Path) -> int:
+    """Of the files that the manifest lists."""
     return sum((directory / name).stat().st_size for name in read_manifest(directory).files)

@@ -7,7 +7,6 @@ passing one keeps its weights; it becomes the run's own checkpoint and engine, i
 
 import math
 import shutil
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from bitsmith.evaluate.job import artifact_spec
 from bitsmith.evaluate.ladder import LadderTry, with_ladder
 from bitsmith.evaluate.measurement import finite_or_none
 from bitsmith.evaluate.report import read_report, write_report_files
-from bitsmith.pipeline.chain import ChainPlan, plan_chain
+from bitsmith.pipeline.chain import ChainPlan, artifact_bytes, plan_chain
 from bitsmith.pipeline.command_evaluate import finished_or_evaluated
 from bitsmith.pipeline.command_quantize import finished_or_quantized
 from bitsmith.pipeline.contenders import ContenderSource
@@ -161,7 +160,7 @@ def _try(plan: LadderPlan, bits: float, reporter: Reporter) -> LadderTry:
     checkpoint = finished_or_quantized(chain.backend, job, chain.quantize_plan, reporter)
     if known is None:
         shutil.copyfile(job.out / BIT_PLAN_NAME, measured)
-    engine = compile_engine(chain.engine_job, plan_compile(chain.engine_job), reporter)
+    compile_engine(chain.engine_job, plan_compile(chain.engine_job), reporter)
     report = finished_or_evaluated(
         chain.evaluate_plan,
         ContenderSource(chain.engine_job.out, chain.engine_title),
@@ -173,16 +172,12 @@ def _try(plan: LadderPlan, bits: float, reporter: Reporter) -> LadderTry:
     return LadderTry(
         bits_budget=bits,
         bits=checkpoint.details["bit_plan"]["average_bits"],
-        checkpoint_bytes=_bytes(job.out, checkpoint.files),
-        engine_bytes=_bytes(chain.engine_job.out, engine.files),
+        checkpoint_bytes=artifact_bytes(job.out),
+        engine_bytes=artifact_bytes(chain.engine_job.out),
         verdict=report.verdict,
         metrics={rule.metric: finite_or_none(values.get(rule.metric, math.nan)) for rule in report.outcomes},
         reasons=tuple(f"{rule.metric}: {rule.reason}" for rule in report.outcomes if rule.verdict != "PASS"),
     )
-
-
-def _bytes(directory: Path, names: Iterable[str]) -> int:
-    return sum((directory / name).stat().st_size for name in names)
 
 
 def _holds(path: Path, stage_key: str, report: QualityReport) -> bool:

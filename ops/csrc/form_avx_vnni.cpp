@@ -1,37 +1,21 @@
 // The form with AVX-VNNI: products of int8 activations by vpdpbusd, the rest as AVX2 does it.
-#include "activations.h"
 #include "ceilings_vnni.h"
-#include "gated_activation.h"
-#include "kv_cache.h"
-#include "linear_dense.h"
-#include "linear_fp8.h"
+#include "eight_lanes.h"
 #include "linear_quantized_vnni.h"
-#include "paged_attention.h"
 #include "rows16_avx_vnni.h"
 
 namespace bitsmith {
 
 const Kernels* avx_vnni_kernels() {
 #ifdef BITSMITH_HAS_AVX_VNNI
-  using V = Avx2Vector8;
   using R = AvxVnniRows16;
-  static const Kernels kernels = {
-      .name = "avx_vnni",
-      .widens_int8 = false,
-      .arrange_dense = arrange_dense<V>,
-      .linear_dense = linear_dense<V>,
-      .arrange_quantized = arrange_quantized<V>,
-      .linear_quantized = linear_quantized_vnni<R>,
-      .gated_activation = gated_activation<V>,
-      .write_cache = write_cache,
-      .attend = attend<V>,
-      .attend_segment = attend_segment<V>,
-      .merge_segments = merge_segments<V>,
-      .arrange_fp8 = arrange_fp8<V>,
-      .linear_fp8 = linear_fp8<V>,
-      .multiply_add_fp32 = multiply_add_fp32<V>,
-      .multiply_add_int8 = multiply_add_int8_vnni<R>,
-  };
+  static const Kernels kernels = [] {
+    Kernels form = eight_lane_kernels<Avx2Vector8>("avx_vnni");
+    form.widens_int8 = false;
+    form.linear_quantized = linear_quantized_vnni<R>;
+    form.multiply_add_int8 = multiply_add_int8_vnni<R>;
+    return form;
+  }();
   return &kernels;
 #else
   return nullptr;
