@@ -115,3 +115,4 @@ def test_fakes_have_the_shapes_and_strides_of_the_operators(ops: Any) -> None:
     query = torch.randn(HEADS, 5, HEAD_SIZE).transpose(0, 1)
     settings = (0.25, 1.0, 1.0, 0, 0.0)
     torch.library.opcheck(ops.paged_attention.default, (query, *caches, *rest[3:], *settings))
+    torch.library.opcheck(ops.gated_activation.default, (torch.randn(5, 2 * HIDDEN), False))
